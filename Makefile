@@ -1,0 +1,52 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+CACHE  ?= .cache
+PYTHONS ?= 3.10 3.11 3.12 3.13
+
+.PHONY: run install test check e2e bench soak pythons demo format clean
+
+run: install                ## the screen; the demo where there is neither a GPU nor an engine
+	@$(BIN)/gpuwatch doctor --quiet && exec $(BIN)/gpuwatch tui || exec $(BIN)/gpuwatch tui --demo
+
+install: $(BIN)/gpuwatch
+
+$(BIN)/gpuwatch: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -e .
+	@touch $@
+
+$(BIN)/pytest: $(BIN)/gpuwatch
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+test: $(BIN)/pytest         ## unit tests: no network, no GPU, no engine
+	$(BIN)/pytest -q
+
+check: $(BIN)/pytest        ## lint, types, layout
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/unit/test_layout.py
+
+e2e: $(BIN)/pytest          ## real Prometheus, real promtool, real vLLM; fetched into .cache/
+	bash tests/e2e/fetch.sh prometheus vllm
+	$(BIN)/pytest -q tests/e2e
+
+pythons:                    ## the unit tests on every CPython of the list that this machine has
+	bash tests/tools/pythons.sh $(PYTHONS)
+
+bench: $(BIN)/pytest        ## speed and memory as ratios measured in this run
+	bash tests/e2e/fetch.sh peers vllm
+	$(BIN)/python tests/bench/run.py
+
+demo: $(BIN)/gpuwatch       ## the recorded run
+	$(BIN)/gpuwatch tui --demo
+
+format: $(BIN)/pytest
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

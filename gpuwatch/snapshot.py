@@ -1,0 +1,108 @@
+"""The frozen view that the screen, the exporter and the reports look at. Plain Python values, no numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from gpuwatch.model import Labels, label
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpuwatch.diagnosis.finding import Finding, NotEnough
+    from gpuwatch.model import Absence, Fact, LogLine
+
+Mode: TypeAlias = Literal["live", "demo", "replay", "attached", "prometheus"]
+RuleStatus: TypeAlias = Literal["ok", "pending", "firing", "not_evaluable", "error"]
+
+ENGINE_KEY = ("host", "server", "model_name", "dp_rank")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one catalogue query gave: its samples, or why it failed. No samples and no error means: no such data."""
+
+    samples: tuple[tuple[Labels, float], ...] = ()
+    error: str = ""
+
+    def get(self, **want: str) -> float | None:
+        """Return the value of the first series whose labels include `want`, or None."""
+        for labels, value in self.samples:
+            if all(label(labels, key) == wanted for key, wanted in want.items()):
+                return value
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """The health of one source. `age` is the time in seconds since it last delivered; None: never.
+
+    `kind` is nvml, engine, log, host, kernel or replay; `reason` is a `model.Reason` value or empty.
+    """
+
+    kind: str
+    target: str
+    up: bool
+    reason: str = ""
+    detail: str = ""
+    age: float | None = None
+    server: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleView:
+    """The state of one alerting rule. `detail` says what it lacks or why it failed.
+
+    `readings` are (comparison text, value now, threshold) of the rule's comparisons, where they have a value.
+    """
+
+    name: str
+    id: str
+    severity: str
+    status: RuleStatus
+    expr: str
+    file: str
+    detail: str = ""
+    readings: tuple[tuple[str, float, float], ...] = ()
+    firing: int = 0
+    inhibited: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recording in progress or being replayed. `position` and `length` are in seconds, for replays."""
+
+    path: str
+    bytes: int = 0
+    error: str = ""
+    position: float = 0.0
+    length: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything there is to see at one moment. `time` and `started` are milliseconds since the epoch.
+
+    `looked_for` explains an empty machine: (what was looked for, what was found or why not).
+    """
+
+    time: int
+    started: int
+    host: str
+    mode: Mode
+    interval: float
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    not_enough: tuple[NotEnough, ...] = ()
+    rules: tuple[RuleView, ...] = ()
+    sources: tuple[SourceState, ...] = ()
+    absent: tuple[Absence, ...] = ()
+    lines: tuple[LogLine, ...] = ()
+    facts: tuple[Fact, ...] = ()
+    recording: Recording | None = None
+    looked_for: tuple[tuple[str, str], ...] = ()
+
+    def answer(self, query: str) -> Answer:
+        """Return the answer of a catalogue query; an empty one when it was not asked."""
+        return self.answers.get(query, Answer())

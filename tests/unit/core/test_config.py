@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import pytest
+
+from gpuwatch.config import DEFAULT_PORTS, Config, ConfigError, EngineConfig, LogConfig, engine_from_url, load
+
+FULL = """
+interval = 0.5
+history_minutes = 30
+host = "node-07"
+gpus = false
+discovery = false
+ports = [8000]
+rules = ["mine.yml"]
+
+[[engine]]
+url = "https://10.0.0.1:8443"
+token_env = "TOKEN"
+timeout = 2
+log = "/var/log/vllm.log"
+
+[[log]]
+source = "journal:vllm.service"
+server = "127.0.0.1:8000"
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "gpuwatch.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_every_key_is_read(tmp_path):
+    config = load(write(tmp_path, FULL))
+    assert config == Config(
+        interval=0.5,
+        history_minutes=30.0,
+        host="node-07",
+        gpus=False,
+        discovery=False,
+        ports=(8000,),
+        rules=("mine.yml",),
+        engines=(EngineConfig("https://10.0.0.1:8443", token_env="TOKEN", timeout=2.0, log="/var/log/vllm.log"),),
+        logs=(LogConfig("journal:vllm.service", "127.0.0.1:8000"),),
+    )
+
+
+def test_an_empty_file_is_the_default(tmp_path):
+    assert load(write(tmp_path, "")) == Config()
+    assert Config().ports == DEFAULT_PORTS
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("intervall = 1", "unknown key 'intervall'; allowed: interval, history_minutes, host, gpus"),
+        ("interval = 0", "key 'interval' is 0; allowed: a number from 0.2 to 60"),
+        ("interval = true", "key 'interval' is True; allowed: a number from 0.2 to 60"),
+        ('interval = "1s"', "key 'interval' is '1s'; allowed: a number from 0.2 to 60"),
+        ("gpus = 1", "key 'gpus' is 1; allowed: true or false"),
+        ("ports = [0]", "key 'ports' is [0]; allowed: a list of at most 64 ports from 1 to 65535"),
+        ("rules = [1]", "key 'rules' is [1]; allowed: a list of strings"),
+        ("engine = 3", "key 'engine': allowed: tables written as [[engine]]"),
+        ("[engine]\nurl = 'http://h:1'", "key 'engine': allowed: tables written as [[engine]]"),
+        ("[[engine]]\nkind = 'vllm'", "engine 1: key 'url' is missing"),
+        ("[[engine]]\nurl = 'ftp://h'", "engine 1: engine 'ftp://h': allowed: http://HOST:PORT"),
+        ("[[engine]]\nurl = 'http://h:99999'", "engine 1: engine 'http://h:99999'"),
+        (
+            "[[engine]]\nurl = 'http://h:1'\nkind = 'tgi'",
+            "engine 1: key 'kind' is 'tgi'; allowed: '' or 'vllm' or 'sglang'",
+        ),
+        ("[[engine]]\nurl = 'http://h:1'\ntoken = 'x'", "engine 1: unknown key 'token'; allowed: url, kind"),
+        ("[[log]]\nserver = 'h:1'", "log 1: key 'source' is missing"),
+        ("interval = [", "not TOML: "),
+        (b"\xff\xfe", "not TOML: "),
+    ],
+)
+def test_a_wrong_file_is_refused_with_file_key_and_what_is_allowed(tmp_path, text, message):
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert str(error.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(error.value)
+
+
+def test_an_unreadable_file_says_so(tmp_path):
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        load(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "path"),
+    [
+        ("127.0.0.1:8000", "http://127.0.0.1:8000", "/metrics"),
+        ("http://h:8000/", "http://h:8000", "/metrics"),
+        ("https://h/prefix/metrics", "https://h", "/prefix/metrics"),
+        ("http://[::1]:8000", "http://[::1]:8000", "/metrics"),
+    ],
+)
+def test_an_engine_address_may_be_short(text, url, path):
+    engine = engine_from_url(text)
+    assert (engine.url, engine.path) == (url, path)
+
+
+@pytest.mark.parametrize("text", ["", "http://", "http://h:port", "file:///etc/passwd", "http://user:secret@h:1"])
+def test_a_wrong_engine_address_is_refused_without_repeating_a_password(text):
+    with pytest.raises(ConfigError) as error:
+        engine_from_url(text)
+    assert "secret" not in str(error.value)
