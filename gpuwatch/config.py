@@ -44,13 +44,18 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything that can be configured. `interval` in seconds, `history_minutes` of samples kept in memory."""
+    """Everything that can be configured. `interval` in seconds, `history_minutes` of samples kept in memory.
+
+    `discovery` looks at the processes of this machine; with `find_engines` off, what it finds only tells whose
+    processes use a GPU, and no engine is scraped that was not named.
+    """
 
     interval: float = 1.0
     history_minutes: float = 15.0
     host: str = ""
     gpus: bool = True
     discovery: bool = True
+    find_engines: bool = True
     ports: tuple[int, ...] = DEFAULT_PORTS
     rules: tuple[str, ...] = ()
     engines: tuple[EngineConfig, ...] = field(default=(), metadata={"toml": "engine"})
@@ -145,6 +150,7 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "host": _text,
     "gpus": _flag,
     "discovery": _flag,
+    "find_engines": _flag,
     "ports": _ports,
     "rules": _texts,
 }

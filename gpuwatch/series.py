@@ -149,7 +149,7 @@ engine_config_pipeline_parallel_size     | gauge | | | pipeline-parallel ranks
 engine_config_data_parallel_size         | gauge | | | data-parallel ranks
 engine_config_kv_cache_profiled_blocks   | gauge | | | KV blocks that memory profiling found room for, before an override
 engine_config_weights_bytes              | gauge | bytes | | model weights per GPU, as the engine printed them
-engine_config_kv_cache_bytes             | gauge | bytes | | KV pool per GPU, as the engine printed it
+engine_config_kv_cache_bytes             | gauge | bytes | | KV pool per GPU, as the engine printed it; under an override that share of what it found room for
 engine_config_activation_peak_bytes      | gauge | bytes | | activation peak that the engine profiled
 engine_config_graph_bytes                | gauge | bytes | | CUDA graph memory, as the engine printed it
 engine_config_max_concurrency            | gauge | | | full-length requests that the pool holds, as the engine printed it

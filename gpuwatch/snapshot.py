@@ -38,7 +38,8 @@ class Answer:
 class SourceState:
     """The health of one source. `age` is the time in seconds since it last delivered; None: never.
 
-    `kind` is nvml, engine, log, host, kernel or replay; `reason` is a `model.Reason` value or empty.
+    `kind` is nvml, engine, log, host or kernel; `reason` is a `model.Reason` value or empty. `engine_kind` and
+    `engine_version` are what an engine said of itself.
     """
 
     kind: str
@@ -48,6 +49,8 @@ class SourceState:
     detail: str = ""
     age: float | None = None
     server: str = ""
+    engine_kind: str = ""
+    engine_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

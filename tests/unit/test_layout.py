@@ -24,13 +24,14 @@ LAYERS = (
     ("snapshot",),
     ("exporter", "report", "probes", "dashboards", "tui"),
     ("pipeline",),
-    ("cli", "__main__"),
+    ("cli",),
+    ("__main__",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # `snapshot` is data that findings are part of; these two leaf modules hold plain dataclasses only.
 DATA_MODULES = {"gpuwatch.diagnosis.finding", "gpuwatch.promql.values"}
 OWNERS = {
-    "pynvml": ("gpuwatch/sources/nvml",),
+    "pynvml": ("gpuwatch/sources/nvml/",),
     "textual": ("gpuwatch/tui/",),
     "promql_parser": ("gpuwatch/promql/",),
     "prometheus_client": ("gpuwatch/exporter/",),

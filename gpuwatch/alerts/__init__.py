@@ -1,0 +1,1 @@
+"""Alerting rules: loading, evaluating, states, inhibition, and rule tests."""

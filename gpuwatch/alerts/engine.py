@@ -1,0 +1,333 @@
+"""Evaluating rules, one tick at a time: alerts, recorded series, errors, and what each rule can and cannot judge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+from gpuwatch.alerts.inhibition import RULES, InhibitRule, inhibit
+from gpuwatch.alerts.presence import Missing, Presence, explain_missing
+from gpuwatch.alerts.rulefile import AlertRule, Rule, RuleSet
+from gpuwatch.alerts.state import Alert, Result, Saved, alert_labels, restored, step
+from gpuwatch.model import NAME, Labels
+from gpuwatch.promql.analysis import comparisons
+from gpuwatch.promql.values import PromQLError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpuwatch.alerts.rulefile import RecordRule
+    from gpuwatch.promql.templates import Template
+    from gpuwatch.promql.values import Querier, Vector
+
+Status: TypeAlias = Literal["ok", "pending", "firing", "not_evaluable", "error"]
+
+MOST_SERIES = 1000
+"""The most alerts or recorded series of one rule where its group sets no limit of its own."""
+
+RESTORE_WINDOW_MS = 5 * 60 * 1000
+"""How long after the first tick a saved alert may still come back with its old start: rates need time to exist."""
+
+
+class Sink(Protocol):
+    """Where the rules' own series go; the store is one."""
+
+    def append(self, target: str, time: int, keys: tuple[Labels, ...], values: Sequence[float]) -> None:
+        """Append one sample per key; keys that were in the target's previous append and are not in this one end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RuleError:
+    """Why a rule failed at this tick; with `expansion`, why the template of one of its labels or annotations did."""
+
+    rule: str
+    file: str
+    line: int
+    message: str
+    expansion: bool = False
+
+    def __str__(self) -> str:
+        """Return one line for people."""
+        return f"{self.file}:{self.line}: rule {self.rule}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleState:
+    """The state of one rule after a tick.
+
+    `missing` lists what the rule cannot judge, and for which server; `detail` says the same, or the error, in one
+    line. `failures` counts the evaluations that ended in an error since the start.
+    """
+
+    rule: Rule
+    status: Status
+    detail: str = ""
+    missing: tuple[Missing, ...] = ()
+    pending: int = 0
+    firing: int = 0
+    inhibited: int = 0
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The outcome of one tick at `time` (milliseconds). `alerts` hold pending, firing and lately resolved ones."""
+
+    time: int
+    alerts: tuple[Alert, ...] = ()
+    errors: tuple[RuleError, ...] = ()
+    rules: tuple[RuleState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One comparison of a rule: of all series compared, the one nearest to making it true, against the threshold."""
+
+    text: str
+    operator: str
+    labels: Labels
+    value: float
+    threshold: float
+
+
+@dataclass(slots=True)
+class _Task:
+    """What the engine remembers of one rule between ticks."""
+
+    rule: Rule
+    target: str
+    limit: int
+    active: dict[Labels, Alert] = field(default_factory=dict)
+    error: str = ""
+    failures: int = 0
+    keys: tuple[Labels, ...] = ()
+    source_labels: tuple[Labels, ...] = ()
+
+
+class RuleEngine:
+    """Evaluates a rule set with a querier and writes ``ALERTS``, ``ALERTS_FOR_STATE`` and recorded series to a sink.
+
+    A rule that fails keeps its alerts as they were, is counted, and does not stop the others. With
+    ``statuses=False`` no rule states are worked out (rule tests do not look at them).
+    """
+
+    def __init__(
+        self,
+        rules: RuleSet,
+        querier: Querier,
+        sink: Sink,
+        *,
+        inhibit_rules: Sequence[InhibitRule] = RULES,
+        external_labels: Mapping[str, str] | None = None,
+        statuses: bool = True,
+    ) -> None:
+        self.rules = rules
+        self._querier = querier
+        self._sink = sink
+        self._inhibit_rules = tuple(inhibit_rules)
+        self._external_labels = dict(external_labels or {})
+        self._tasks = [
+            _Task(rule, f"rule:{index}:{rule.name}", group.limit or MOST_SERIES)
+            for index, (group, rule) in enumerate((group, rule) for group in rules.groups for rule in group.rules)
+        ]
+        self._presence = Presence(querier, rules.rules) if statuses else None
+        self._saved: dict[Labels, Saved] = {}
+        self._restore_until: int | None = None
+
+    def restore(self, saved: Iterable[Saved]) -> None:
+        """Give alerts their old start back when they become active within five minutes of the first tick."""
+        self._saved = {item.labels: item for item in saved}
+
+    def saved(self, time: int) -> tuple[Saved, ...]:
+        """Return the starts of all pending and firing alerts, for `restore` after a restart."""
+        return tuple(
+            Saved(alert.labels, alert.active_at, time, alert.fired_at)
+            for task in self._tasks
+            for alert in task.active.values()
+            if alert.state != "resolved"
+        )
+
+    def tick(self, time: int) -> Evaluation:
+        """Evaluate every rule at `time` (milliseconds), in order; a rule sees what earlier ones recorded."""
+        if self._restore_until is None:
+            self._restore_until = time + RESTORE_WINDOW_MS
+        errors: list[RuleError] = []
+        for task in self._tasks:
+            self._evaluate(task, time, errors)
+        alerts = tuple(alert for task in self._tasks for alert in task.active.values())
+        alerts = inhibit(alerts, self._inhibit_rules)
+        return Evaluation(time, alerts, tuple(errors), self._states(alerts, time))
+
+    def _evaluate(self, task: _Task, time: int, errors: list[RuleError]) -> None:
+        try:
+            if isinstance(task.rule, AlertRule):
+                self._alert(task, task.rule, time, errors)
+            else:
+                self._record(task, task.rule, time)
+            task.error = ""
+        except PromQLError as error:
+            task.error = str(error)
+            task.failures += 1
+            errors.append(RuleError(task.rule.name, task.rule.file, task.rule.line, task.error))
+
+    def readings(self, rule: Rule, time: int) -> tuple[Reading, ...]:
+        """Return the present value of each comparison in `rule` against its threshold.
+
+        Comparisons whose left side has no series, or fails, are left out.
+        """
+        found = []
+        for comparison in comparisons(rule.plan):
+            try:
+                vector = self._querier.instant(comparison.left.text, time)
+            except PromQLError:
+                continue
+            nearest = _nearest(vector, comparison.op, comparison.threshold)
+            if nearest is not None:
+                found.append(Reading(comparison.text, comparison.op, nearest[0], nearest[1], comparison.threshold))
+        return tuple(found)
+
+    def _alert(self, task: _Task, rule: AlertRule, time: int, errors: list[RuleError]) -> None:
+        vector = self._querier.instant(rule.expr, time)
+        if not len(vector) and not task.active and not task.keys:
+            return
+        _check_limit(len(vector), task)
+        results: dict[Labels, Result] = {}
+        renderer = _Renderer(rule, self._querier, time, self._external_labels, errors)
+        for source, value in vector.items():
+            labels = alert_labels(source, renderer.labels(source, value), rule.name)
+            if labels in results:
+                raise PromQLError("several results have the same labels once the rule's labels are set")
+            results[labels] = Result(value, renderer.annotations(source, value))
+        before = task.active
+        task.active = step(rule.name, before, results, time, hold=rule.hold, keep=rule.keep)
+        self._restore(task, rule, before, time)
+        _check_limit(sum(alert.state != "resolved" for alert in task.active.values()), task)
+        self._write_alerts(task, time)
+
+    def _restore(self, task: _Task, rule: AlertRule, before: Mapping[Labels, Alert], time: int) -> None:
+        if not self._saved:
+            return
+        if self._restore_until is None or time > self._restore_until:
+            self._saved = {}
+            return
+        for labels, alert in task.active.items():
+            if labels not in before and labels in self._saved:
+                task.active[labels] = restored(alert, self._saved.pop(labels), time, rule.hold)
+
+    def _write_alerts(self, task: _Task, time: int) -> None:
+        live = [alert for alert in task.active.values() if alert.state != "resolved"]
+        keys: list[Labels] = []
+        values: list[float] = []
+        for alert in live:
+            plain = dict(alert.labels)
+            keys.append(_series({**plain, NAME: "ALERTS", "alertstate": alert.state}))
+            values.append(1.0)
+            keys.append(_series({**plain, NAME: "ALERTS_FOR_STATE"}))
+            values.append(float(alert.active_at // 1000))
+        self._write(task, time, tuple(keys), values)
+
+    def _record(self, task: _Task, rule: RecordRule, time: int) -> None:
+        vector = self._querier.instant(rule.expr, time)
+        _check_limit(len(vector), task)
+        keys = task.keys
+        if vector.labels is not task.source_labels:
+            keys = tuple(_series({**dict(labels), NAME: rule.name, **rule.labels}) for labels in vector.labels)
+            if len(set(keys)) != len(keys):
+                raise PromQLError("several results have the same labels once the rule's labels are set")
+        self._write(task, time, keys, vector.values.tolist())
+        task.source_labels = vector.labels
+
+    def _write(self, task: _Task, time: int, keys: tuple[Labels, ...], values: Sequence[float]) -> None:
+        """Append to the rule's own target; the same keys go as the same object, which lets the store skip look-ups."""
+        if not keys and not task.keys:
+            return
+        if keys != task.keys:
+            task.keys = keys
+        self._sink.append(task.target, time, task.keys, values)
+
+    def _states(self, alerts: Sequence[Alert], time: int) -> tuple[RuleState, ...]:
+        if self._presence is None:
+            return ()
+        self._presence.refresh(time)
+        inhibited = {alert.labels for alert in alerts if alert.inhibited_by and alert.state == "firing"}
+        return tuple(self._state(task, inhibited) for task in self._tasks)
+
+    def _state(self, task: _Task, inhibited: set[Labels]) -> RuleState:
+        assert self._presence is not None
+        rule = task.rule
+        missing = self._presence.missing(rule) if isinstance(rule, AlertRule) else ()
+        firing = sum(alert.state == "firing" for alert in task.active.values())
+        pending = sum(alert.state == "pending" for alert in task.active.values())
+        status: Status
+        if task.error:
+            status = "error"
+        elif firing:
+            status = "firing"
+        elif pending:
+            status = "pending"
+        else:
+            status = "not_evaluable" if missing else "ok"
+        return RuleState(
+            rule=rule,
+            status=status,
+            detail=task.error or explain_missing(missing),
+            missing=missing,
+            pending=pending,
+            firing=firing,
+            inhibited=len(inhibited.intersection(task.active)) if inhibited else 0,
+            failures=task.failures,
+        )
+
+
+def _series(labels: Mapping[str, str]) -> Labels:
+    return tuple(sorted((key, value) for key, value in labels.items() if value != ""))
+
+
+@dataclass(frozen=True, slots=True)
+class _Renderer:
+    """Renders a rule's templates; one that fails becomes a text that says so, as in Prometheus, and an error."""
+
+    rule: AlertRule
+    querier: Querier
+    time: int
+    external_labels: Mapping[str, str]
+    errors: list[RuleError]
+
+    def labels(self, source: Labels, value: float) -> dict[str, str]:
+        return self._texts("label", self.rule.label_templates, source, value)
+
+    def annotations(self, source: Labels, value: float) -> dict[str, str]:
+        return self._texts("annotation", self.rule.annotation_templates, source, value)
+
+    def _texts(self, what: str, parsed: Mapping[str, Template], source: Labels, value: float) -> dict[str, str]:
+        return {key: self._text(f"{what} {key!r}", template, source, value) for key, template in parsed.items()}
+
+    def _text(self, what: str, template: Template, source: Labels, value: float) -> str:
+        try:
+            return template.render(source, value, self.querier, self.time, self.external_labels)
+        except PromQLError as error:
+            rule = self.rule
+            self.errors.append(RuleError(rule.name, rule.file, rule.line, f"{what}: {error}", expansion=True))
+            return f"<error expanding template: {error}>"
+
+
+def _check_limit(count: int, task: _Task) -> None:
+    """Refuse more series than the rule may have; its alerts are then dropped, as in Prometheus."""
+    if count > task.limit:
+        task.active = {}
+        raise PromQLError(f"gives {count:,} series; at most {task.limit:,} are allowed")
+
+
+def _nearest(vector: Vector, operator: str, threshold: float) -> tuple[Labels, float] | None:
+    """Return the series that is nearest to making the comparison true, or truest."""
+    samples = [(labels, value) for labels, value in vector.items() if value == value]  # noqa: PLR0124  # NaN is not equal to itself
+    if not samples:
+        return None
+    if operator in (">", ">="):
+        return max(samples, key=lambda sample: sample[1])
+    if operator in ("<", "<="):
+        return min(samples, key=lambda sample: sample[1])
+    if operator == "!=":
+        return max(samples, key=lambda sample: abs(sample[1] - threshold))
+    return min(samples, key=lambda sample: abs(sample[1] - threshold))

@@ -1,0 +1,107 @@
+"""``gpuwatch check``: watch for a while, print the findings, exit."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from gpuwatch.cli import FINE, FOUND, NOTHING, UsageError, watching
+
+if TYPE_CHECKING:
+    import argparse
+
+    from gpuwatch.diagnosis.finding import Finding, NotEnough
+    from gpuwatch.pipeline.core import TickResult
+    from gpuwatch.snapshot import SourceState
+
+NAME = "check"
+HELP = "watch for a while, print the findings, exit"
+
+MAX_SECONDS = 24 * 3600.0
+JUDGED = ("nvml", "engine", "log")
+"""Kinds of sources of which at least one must have answered for a verdict."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "--for", dest="seconds", metavar="SECONDS", type=float, default=30.0, help="how long to watch (default: 30)"
+    )
+    parser.add_argument(
+        "--fail-on",
+        choices=("info", "warning", "critical", "never"),
+        default="critical",
+        help="exit with 1 at findings of this severity or above (default: critical)",
+    )
+    watching.add_arguments(parser)
+
+
+class Seen:
+    """All findings of a run: the newest form of each, and whether it is still there."""
+
+    def __init__(self) -> None:
+        self.findings: dict[Any, Finding] = {}
+        self.not_enough: tuple[NotEnough, ...] = ()
+        self.answered: set[str] = set()
+
+    def add(self, result: TickResult) -> None:
+        """Take in the result of one tick."""
+        for finding in result.findings:
+            if finding.state != "pending":
+                self.findings[finding.key] = finding
+        self.not_enough = result.not_enough
+
+
+def run(args: argparse.Namespace) -> int:
+    """Watch, print, and return the exit code."""
+    config = watching.config_of(args)
+    if not 1 <= args.seconds <= MAX_SECONDS:
+        raise UsageError(f"--for is {args.seconds:g}; allowed: 1 to {MAX_SECONDS:g} seconds")
+    from gpuwatch.clock import SystemClock  # noqa: PLC0415  # --help does not need the pipeline
+    from gpuwatch.pipeline.live import Live  # noqa: PLC0415
+    from gpuwatch.recording import RecordingError  # noqa: PLC0415
+
+    live = Live(config, SystemClock())
+    seen = Seen()
+    live.on_tick = seen.add
+    if args.record:
+        try:
+            live.record(args.record)
+        except RecordingError as error:
+            raise UsageError(str(error)) from None
+    live.start()
+    try:
+        threading.Event().wait(args.seconds)
+    finally:
+        live.stop()
+    return _report(args, seen, live.pipeline.source_states(live.clock.now()))
+
+
+def _report(args: argparse.Namespace, seen: Seen, sources: tuple[SourceState, ...]) -> int:
+    from gpuwatch.cli import output  # noqa: PLC0415  # --help does not need it
+
+    findings = output.ranked(seen.findings.values())
+    if args.json:
+        output.print_json(output.report_json(map(_input, sources), findings, seen.not_enough))
+    elif not args.quiet:
+        for state in sources:
+            if not state.up and state.kind in JUDGED:
+                print(f"{state.kind} {state.target}: {state.reason}: {state.detail}")
+        output.print_findings(findings, seen.not_enough, args.verbose)
+    if not any(state.age is not None for state in sources if state.kind in JUDGED):
+        return NOTHING
+    limit = {"info": 0, "warning": 1, "critical": 2, "never": 3}[args.fail_on]
+    return FOUND if output.worst(findings) >= limit else FINE
+
+
+def _input(state: SourceState) -> dict[str, Any]:
+    kind = {"log": "engine_log"}.get(state.kind, state.kind)
+    return {
+        "path": state.target,
+        "kind": kind,
+        "up": state.up,
+        "reason": state.reason,
+        "detail": state.detail,
+        "engine": state.engine_kind,
+        "engine_version": state.engine_version,
+    }

@@ -1,0 +1,130 @@
+"""What commands print: the JSON of findings and its counterpart for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from gpuwatch.diagnosis.finding import SEVERITY_ORDER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpuwatch.diagnosis.finding import Advice, Evidence, Finding, NotEnough
+
+SCHEMA = 1
+EVIDENCE_SHOWN = 3
+_GLYPH = {"critical": "●", "warning": "▲", "info": "○"}
+
+
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """Return the documented JSON object of one finding."""
+    return {
+        "id": finding.id,
+        "severity": finding.severity,
+        "title": finding.title,
+        "cause": finding.cause,
+        "confidence": round(finding.confidence, 2),
+        "evidence": [_evidence(item) for item in finding.evidence],
+        "advice": [_advice(item) for item in finding.advice],
+        "caused_by": finding.caused_by,
+        "state": finding.state,
+        "since": finding.since,
+        "until": finding.until,
+        "labels": dict(finding.labels),
+    }
+
+
+def _evidence(item: Evidence) -> dict[str, Any]:
+    return {
+        "source": item.source,
+        "line": item.line,
+        "text": item.text,
+        "name": item.name,
+        "value": item.value,
+        "unit": item.unit,
+    }
+
+
+def _advice(item: Advice) -> dict[str, Any]:
+    return {"text": item.text, "flag": item.flag, "from": item.current, "to": item.proposed}
+
+
+def report_json(
+    inputs: Iterable[dict[str, Any]], findings: Iterable[Finding], not_enough: Iterable[NotEnough]
+) -> dict[str, Any]:
+    """Return the documented JSON object of ``check`` and ``diagnose``."""
+    return {
+        "schema": SCHEMA,
+        "inputs": list(inputs),
+        "findings": [finding_json(finding) for finding in findings],
+        "not_enough_evidence": [
+            {"id": item.id, "missing": item.missing, "labels": dict(item.labels)} for item in not_enough
+        ],
+    }
+
+
+def print_json(data: Any) -> None:
+    """Print one JSON document to stdout."""
+    json.dump(data, sys.stdout, indent=1, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def ranked(findings: Iterable[Finding]) -> list[Finding]:
+    """Return root causes by severity and time, each followed by its symptoms."""
+    pool = sorted(findings, key=lambda f: (-SEVERITY_ORDER[f.severity], f.since, f.id))
+    present = {finding.id for finding in pool}
+    roots = [finding for finding in pool if finding.caused_by not in present]
+    ordered: list[Finding] = []
+    for root in roots:
+        if root not in ordered:
+            ordered.append(root)
+        ordered += [f for f in pool if f.caused_by == root.id and f not in ordered and f not in roots]
+    return ordered + [finding for finding in pool if finding not in ordered]
+
+
+def worst(findings: Iterable[Finding]) -> int:
+    """Return the highest severity as a number, -1 for none."""
+    return max((SEVERITY_ORDER[finding.severity] for finding in findings), default=-1)
+
+
+def finding_lines(finding: Finding) -> list[str]:
+    """Return a finding as lines for people: cause, evidence, what to change."""
+    indent = "  " if finding.caused_by else ""
+    where = ", ".join(f"{key} {value}" for key, value in sorted(finding.labels.items()) if key != "host")
+    state = "" if finding.state == "firing" else f", {finding.state}"
+    arrow = "↳ " if finding.caused_by else ""
+    lines = [f"{indent}{_GLYPH[finding.severity]} {arrow}{finding.id}: {finding.title} ({finding.severity}{state})"]
+    if where:
+        lines.append(f"{indent}    at     {where}")
+    lines.append(f"{indent}    cause  {finding.cause}")
+    for item in finding.evidence[:EVIDENCE_SHOWN]:
+        place = f" [{item.source}:{item.line}]" if item.line is not None else ""
+        lines.append(f"{indent}    seen   {item.text}{place}")
+    lines += [f"{indent}    →      {advice_text(item)}" for item in finding.advice]
+    return lines
+
+
+def advice_text(item: Advice) -> str:
+    """Return one advice as a line: the flag with its values first, then the words."""
+    if not item.flag:
+        return item.text
+    current = "" if item.current is None else f" {item.current}"
+    proposed = "" if item.proposed is None else f" → {item.proposed}"
+    return f"{item.flag}{current}{proposed}  {item.text}"
+
+
+def print_findings(findings: Sequence[Finding], not_enough: Sequence[NotEnough], verbose: bool) -> None:
+    """Print findings for people; what could not be judged comes last, in full only when `verbose`."""
+    for finding in findings:
+        print("\n".join(finding_lines(finding)))
+        print()
+    if not findings:
+        print("no findings")
+    if not_enough and verbose:
+        print("could not be judged:")
+        for item in not_enough:
+            print(f"  {item.id}: {item.missing}")
+    elif not_enough:
+        print(f"{len({item.id for item in not_enough})} rules could not be judged here; -v says which and why")

@@ -1,0 +1,216 @@
+"""``gpuwatch tui``: the screen."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from gpuwatch.cli import FINE, UsageError, watching
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from gpuwatch.config import Config
+    from gpuwatch.pipeline.live import Live
+    from gpuwatch.pipeline.replay import Replay
+    from gpuwatch.snapshot import Mode, Snapshot
+    from gpuwatch.tui.feed import Actions
+
+    Driver: TypeAlias = Live | Replay
+
+NAME = "tui"
+HELP = "show GPUs, engines and what is wrong with them; finds them by itself"
+
+DEMO = Path(__file__).resolve().parent.parent / "data" / "demo.rec"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    watching.add_arguments(parser)
+    parser.add_argument("--replay", metavar="FILE", help="play a recording instead of watching")
+    parser.add_argument("--demo", action="store_true", help="play a recorded run that ships with gpuwatch")
+
+
+class Screen:
+    """Connects the screen with a driver that is loaded and started once the first frame is on the terminal."""
+
+    def __init__(self, make: Callable[[], Driver]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._driver: Driver | None = None
+        self._callback: Callable[[Snapshot], None] | None = None
+        self.error: BaseException | None = None
+
+    @property
+    def driver(self) -> Driver:
+        """The present driver.
+
+        Raises:
+            RuntimeError: it is still being loaded.
+        """
+        driver = self._driver
+        if driver is None:
+            raise RuntimeError("still starting")
+        return driver
+
+    @property
+    def live(self) -> Live:
+        """The present driver where it is a live run.
+
+        Raises:
+            RuntimeError: something else is on the screen.
+        """
+        from gpuwatch.pipeline.live import Live  # noqa: PLC0415  # loaded by then
+
+        if not isinstance(self.driver, Live):
+            raise RuntimeError("only a live run can be recorded")  # noqa: TRY004  # a state, not a type error
+        return self.driver
+
+    @property
+    def player(self) -> Replay:
+        """The present driver where it is a replay.
+
+        Raises:
+            RuntimeError: something else is on the screen.
+        """
+        from gpuwatch.pipeline.replay import Replay  # noqa: PLC0415  # loaded by then
+
+        if not isinstance(self.driver, Replay):
+            raise RuntimeError("only a replay can do that")  # noqa: TRY004  # a state, not a type error
+        return self.driver
+
+    def subscribe(self, callback: Callable[[Snapshot], None]) -> Callable[[], None]:
+        """Start the driver in a thread of its own and hand its snapshots to `callback`."""
+        self._callback = callback
+        threading.Thread(target=self._start, args=(self._make,), name="start", daemon=True).start()
+        return self.stop
+
+    def at(self, time: int) -> Future[Snapshot]:
+        """Ask for the snapshot of a past moment."""
+        return self.driver.at(time)
+
+    def switch(self, make: Callable[[], Driver]) -> None:
+        """Stop the present driver and go on with another."""
+        self.stop()
+        self._start(make)
+
+    def stop(self) -> None:
+        """Stop the present driver."""
+        with self._lock:
+            driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.stop()
+
+    def _start(self, make: Callable[[], Driver]) -> None:
+        try:
+            driver = make()
+        except BaseException as error:
+            self.error = error
+            raise
+        with self._lock:
+            self._driver = driver
+        if self._callback is not None:
+            driver.subscribe(self._callback)
+        driver.start()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the screen until it is left."""
+    config = watching.config_of(args)
+    if args.demo and args.replay:
+        raise UsageError("--demo and --replay exclude each other")
+    if args.record and (args.demo or args.replay):
+        raise UsageError("--record needs something live to record; it cannot be used with --demo or --replay")
+    _check_files(args)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("the screen needs a terminal; use `gpuwatch check` in scripts")
+    from gpuwatch.tui.app import GpuwatchApp  # noqa: PLC0415  # --help does not need the screen
+
+    screen = Screen(_maker(args, config))
+    app = GpuwatchApp(screen, actions(screen, args))
+    try:
+        app.run()
+    finally:
+        screen.stop()
+    return app.return_code or FINE
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """Refuse what cannot work before the terminal is taken over."""
+    from gpuwatch.recording import Reader, RecordingError  # noqa: PLC0415  # --help does not need it
+
+    if args.record and Path(args.record).exists():
+        raise UsageError(f"{args.record}: exists already; choose another name")
+    if args.replay:
+        try:
+            Reader(args.replay).close()
+        except RecordingError as error:
+            raise UsageError(str(error)) from None
+
+
+def _maker(args: argparse.Namespace, config: Config) -> Callable[[], Driver]:
+    if args.demo:
+        return demo
+    if args.replay:
+        return lambda: player(args.replay, config)
+    return lambda: live(config, args.record)
+
+
+def live(config: Config, record: str | None) -> Live:
+    """Return a run on this machine."""
+    from gpuwatch.clock import SystemClock  # noqa: PLC0415  # numpy and the parsers load after the first frame
+    from gpuwatch.pipeline.live import Live  # noqa: PLC0415
+
+    driver = Live(config, SystemClock())
+    if record:
+        driver.record(record)
+    return driver
+
+
+def player(path: str | Path, config: Config, *, mode: Mode = "replay") -> Replay:
+    """Return the replay of a recording; the demo starts again at its end."""
+    from gpuwatch.clock import SystemClock  # noqa: PLC0415  # numpy and the parsers load after the first frame
+    from gpuwatch.pipeline.live import load_rules  # noqa: PLC0415
+    from gpuwatch.pipeline.replay import Replay  # noqa: PLC0415
+
+    return Replay(path, load_rules(config), SystemClock(), mode=mode, endless=mode == "demo")
+
+
+def demo() -> Replay:
+    """Return the endless replay of the recorded run that ships with the package."""
+    from gpuwatch.config import Config  # noqa: PLC0415  # with the others
+
+    return player(DEMO, Config(), mode="demo")
+
+
+def actions(screen: Screen, args: argparse.Namespace) -> Actions:
+    """Return what the screen may do in this mode."""
+    from gpuwatch.tui.feed import Actions  # noqa: PLC0415  # --help does not need the screen
+
+    def rule_detail(wanted: bool) -> None:
+        screen.driver.show_rule_readings(wanted)
+
+    def pause(halted: bool) -> None:
+        screen.player.pause(halted)
+
+    def speed(times: float) -> None:
+        screen.player.set_speed(times)
+
+    def record(path: str | None) -> str:
+        return screen.live.record(path)
+
+    def stop_recording() -> None:
+        screen.live.stop_recording()
+
+    if args.demo or args.replay:
+        return Actions(set_rule_detail=rule_detail, pause=pause, speed=speed)
+    return Actions(
+        start_recording=record,
+        stop_recording=stop_recording,
+        set_rule_detail=rule_detail,
+        demo=lambda: screen.switch(demo),
+    )

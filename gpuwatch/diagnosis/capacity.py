@@ -1,0 +1,115 @@
+"""How many requests a KV pool holds: the arithmetic behind the advice on pools and batch limits.
+
+A request of prompt + output tokens takes ceil(tokens / block) blocks of one full-attention group; vLLM keeps one null
+block out of use (`vllm/v1/core/kv_cache_utils.py`; SGLang's pages work alike, without the null block).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from gpuwatch.diagnosis.explanation import count
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.context import Subject
+
+Basis: TypeAlias = Literal["finished", "running", "limit"]
+
+FINISHED_WINDOW = "10m"
+ENOUGH_FINISHED = 1.5
+"""Finished requests, by increase over the window, from which their mean length says more than a guess."""
+HALF_DONE = 2.0
+"""A running request seen at a random moment has on average produced half of its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A KV pool in tokens; `blocks` (null block included) and `block` tokens per block where they are known."""
+
+    tokens: float
+    blocks: float | None = None
+    block: float = 1.0
+    null_blocks: int = 1
+
+    def blocks_for(self, tokens: float) -> int:
+        """Return the blocks that one request of `tokens` takes."""
+        return max(1, math.ceil(tokens / self.block))
+
+    def holds(self, tokens: float) -> int:
+        """Return how many requests of `tokens` fit at the same time."""
+        if self.blocks is not None:
+            return int((self.blocks - self.null_blocks) // self.blocks_for(tokens))
+        return int(self.tokens // tokens)
+
+    def blocks_needed(self, requests: int, tokens: float) -> int:
+        """Return the blocks of a pool that holds `requests` of `tokens`, null block included."""
+        return requests * self.blocks_for(tokens) + self.null_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """A typical request length in tokens and where it comes from; `seen` is a certain lower bound."""
+
+    tokens: float
+    basis: Basis
+    text: str
+    seen: float | None = None
+
+
+def pool_of(subject: Subject) -> Pool | None:
+    """Return the pool of the engine or rank, or None when its size is not known."""
+    tokens = subject.now("engine_kv_cache_tokens") or subject.number("kv.tokens")
+    blocks = subject.now("engine_kv_cache_blocks")
+    block = subject.now("engine_kv_block_size_tokens") or subject.number("kv.block_size")
+    if tokens is None and blocks is not None and block is not None:
+        tokens = blocks * block
+    if tokens is None or tokens <= 0:
+        return None
+    if block is None or blocks is None or abs(blocks * block - tokens) > block:
+        # Several attention groups or context parallelism: blocks and tokens do not convert.
+        return Pool(tokens)
+    return Pool(tokens, blocks, block, 0 if subject.sglang else 1)
+
+
+def typical_length(subject: Subject) -> Length | None:
+    """Return the length that requests typically reach, from the best that is known.
+
+    That is the mean of finished requests; else the running ones, which are taken to have produced half of their
+    output; else the longest request that is accepted.
+    """
+    longest = subject.config("max_model_len_tokens", "max_model_len")
+    seen = subject.now("engine_request_length_seen_tokens")
+    finished = subject.over("increase", "engine_generation_length_tokens_count", FINISHED_WINDOW)
+    prompt = subject.mean("engine_prompt_length_tokens", FINISHED_WINDOW)
+    output = subject.mean("engine_generation_length_tokens", FINISHED_WINDOW)
+    if finished is not None and finished > ENOUGH_FINISHED and prompt is not None and output is not None:
+        mean = prompt + output
+        text = (
+            f"{count(finished)} requests finished in the last 10 minutes with {count(prompt)} prompt and "
+            f"{count(output)} output tokens on average"
+        )
+        return Length(mean, "finished", text, seen)
+    if seen is not None:
+        arrived = mean_prompt(subject)
+        begun = min(arrived, seen) if arrived is not None else 0.0
+        guess = begun + HALF_DONE * (seen - begun)
+        if longest is not None:
+            guess = min(guess, longest)
+        text = (
+            f"hardly any request has finished yet; a running one holds {count(seen)} tokens or more"
+            + (f", {count(begun)} of them prompt," if arrived is not None else "")
+            + " and is taken to be half done"
+        )
+        return Length(guess, "running", text, seen)
+    if longest is not None:
+        return Length(longest, "limit", f"no length was seen; the longest accepted request has {count(longest)} tokens")
+    return None
+
+
+def mean_prompt(subject: Subject) -> float | None:
+    """Return the mean prompt of requests that got their first token since the engine started, in tokens."""
+    tokens = subject.now("engine_prompt_tokens_total")
+    first = subject.now("engine_time_to_first_token_seconds_count")
+    return tokens / first if tokens and first else None

@@ -1,0 +1,160 @@
+"""From the alerts of one tick to findings: explained, merged, ranked; and what could not be judged, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.explanation import Unknown
+from gpuwatch.diagnosis.finding import SEVERITY_ORDER, Evidence, Finding, NotEnough
+from gpuwatch.diagnosis.ranking import rank
+from gpuwatch.diagnosis.registry import DIAGNOSES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpuwatch.alerts.engine import Evaluation, RuleState
+    from gpuwatch.alerts.state import Alert
+    from gpuwatch.diagnosis.context import Context
+    from gpuwatch.diagnosis.explanation import Verdict
+    from gpuwatch.diagnosis.registry import Diagnosis
+    from gpuwatch.model import Labels
+
+REFRESH_MS = 2_000
+"""An explanation is worked out again when it is this old: its sentences would change faster than they can be read."""
+
+_NOT_IDENTITY = frozenset({"alertname", "severity", "diagnosis"})
+
+
+@dataclass(slots=True)
+class Memory:
+    """What was said before: the newest explanation of each alert and the time it was worked out, by alert labels."""
+
+    said: dict[Labels, tuple[int, Verdict]] = field(default_factory=dict)
+
+
+def explain(
+    evaluation: Evaluation, context: Context, memory: Memory | None = None
+) -> tuple[tuple[Finding, ...], tuple[NotEnough, ...]]:
+    """Return the findings of one tick, root causes first, and the ids that could not be judged.
+
+    Firing alerts are explained at the time of `context`, resolved ones at the last moment at which they fired.
+    Pending alerts are not findings yet. A user's own rule is a finding with its annotations as title and cause. With
+    `memory` explanations are reused while they are fresh, and a resolved alert keeps what was said last. An alert
+    without evidence is no finding; what it lacks is told instead.
+    """
+    memory = memory if memory is not None else Memory()
+    findings: dict[tuple[str, tuple[str, ...]], Finding] = {}
+    lacking: dict[tuple[str, str], NotEnough] = {}
+    current = set()
+    for alert in evaluation.alerts:
+        if alert.state == "pending":
+            continue
+        diagnosis = DIAGNOSES.get(alert.label("diagnosis"))
+        if diagnosis is None:
+            own = _of_own_rule(alert)
+            findings[own.id, tuple(value for _, value in alert.labels)] = own
+            continue
+        current.add(alert.labels)
+        verdict = _verdict(alert, diagnosis, context, memory)
+        labels = {key: value for key, value in alert.labels if key not in _NOT_IDENTITY}
+        if isinstance(verdict, Unknown) or not verdict.evidence:
+            missing = verdict.missing if isinstance(verdict, Unknown) else "evidence"
+            lacking.setdefault((diagnosis.id, missing), NotEnough(diagnosis.id, missing, labels))
+            continue
+        finding = Finding(
+            id=diagnosis.id,
+            severity=diagnosis.severity,
+            title=diagnosis.title,
+            cause=verdict.cause,
+            confidence=round(verdict.confidence, 2),
+            evidence=verdict.evidence,
+            advice=verdict.advice,
+            state="resolved" if alert.state == "resolved" else "firing",
+            since=alert.fired_at if alert.fired_at is not None else alert.active_at,
+            until=alert.resolved_at,
+            labels=labels,
+        )
+        key = (diagnosis.id, tuple(labels.get(name, "") for name in diagnosis.scope))
+        findings[key] = _merged(findings[key], finding) if key in findings else finding
+    for forgotten in memory.said.keys() - current:
+        del memory.said[forgotten]
+    _unjudged(evaluation.rules, {finding.id for finding in findings.values()}, lacking)
+    return rank(_without_parts(findings.values())), tuple(lacking.values())
+
+
+def _of_own_rule(alert: Alert) -> Finding:
+    """Return the finding of a user's rule: nothing but what the rule itself says."""
+    severity = alert.label("severity")
+    return Finding(
+        id=alert.label("diagnosis") or alert.name,
+        severity=severity if severity in SEVERITY_ORDER else "warning",  # type: ignore[arg-type]  # just checked
+        title=alert.annotations.get("summary", alert.name),
+        cause=alert.annotations.get("description", f"The rule {alert.name} fires."),
+        confidence=0.5,
+        evidence=(Evidence(f"{alert.name} fires at {alert.value:g}", "rule", name=alert.name, value=alert.value),),
+        state="resolved" if alert.state == "resolved" else "firing",
+        since=alert.fired_at if alert.fired_at is not None else alert.active_at,
+        until=alert.resolved_at,
+        labels={key: value for key, value in alert.labels if key not in _NOT_IDENTITY},
+    )
+
+
+def _verdict(alert: Alert, diagnosis: Diagnosis, context: Context, memory: Memory) -> Verdict:
+    said = memory.said.get(alert.labels)
+    resolved = alert.state == "resolved"
+    if said is not None and (resolved or 0 <= context.time - said[0] < REFRESH_MS):
+        return said[1]
+    if resolved and alert.resolved_at is not None:
+        context = context.at(alert.resolved_at - 1)
+    subject = context.about(dict(alert.labels), alert.name, alert.value)
+    verdict = diagnosis.explain(subject)
+    memory.said[alert.labels] = (context.time, verdict)
+    return verdict
+
+
+def _merged(one: Finding, other: Finding) -> Finding:
+    """Return the finding to show of two rules that say the same: the firing one, else the surer one."""
+    if (one.state == "firing") != (other.state == "firing"):
+        shown = one if one.state == "firing" else other
+    else:
+        shown = max(one, other, key=lambda finding: finding.confidence)
+    if one.state != other.state:
+        return shown
+    return replace(shown, since=min(one.since, other.since))
+
+
+def _without_parts(findings: Iterable[Finding]) -> list[Finding]:
+    """Leave out single GPUs of a host whose whole driver hangs."""
+    findings = list(findings)
+    hosts = {
+        finding.labels.get("host", "")
+        for finding in findings
+        if finding.id == "driver_unresponsive" and "uuid" not in finding.labels and finding.state == "firing"
+    }
+    return [
+        finding
+        for finding in findings
+        if not (
+            finding.id == "driver_unresponsive"
+            and "uuid" in finding.labels
+            and finding.state == "firing"
+            and finding.labels.get("host", "") in hosts
+        )
+    ]
+
+
+def _unjudged(rules: Iterable[RuleState], found: set[str], lacking: dict[tuple[str, str], NotEnough]) -> None:
+    """Add the ids none of whose rules can judge everything that is there."""
+    by_id: dict[str, list[RuleState]] = {}
+    for state in rules:
+        id_ = getattr(state.rule, "id", "")
+        if id_:
+            by_id.setdefault(id_, []).append(state)
+    for id_, states in by_id.items():
+        if id_ in found or any(state.status != "not_evaluable" for state in states):
+            continue
+        for missing in states[0].missing:
+            labels = {"server": missing.server} if missing.server else {}
+            reason = missing.reason or "needs " + ", ".join(missing.metrics)
+            lacking.setdefault((id_, missing.server + reason), NotEnough(id_, reason, labels))

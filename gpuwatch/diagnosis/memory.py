@@ -1,0 +1,188 @@
+"""GPU memory: peaks that were survived, peaks that will not fit, fragmentation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.context import GPU_SCOPE, LOG_SCOPE, SERVER_SCOPE
+from gpuwatch.diagnosis.explanation import (
+    MIB,
+    Explanation,
+    Unknown,
+    Verdict,
+    count,
+    excluded,
+    logged,
+    measured,
+    size,
+)
+from gpuwatch.diagnosis.finding import Advice
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.context import Subject
+    from gpuwatch.diagnosis.finding import Evidence
+
+SMALLEST_CHUNK = 512
+"""No smaller token budget of a step is proposed: decode steps would be cut as well."""
+FOREIGN_GROWTH = 256 * MIB
+"""Other processes must have grown by this much to be named; contexts and displays move by less."""
+PEAK_WINDOW = "6m"
+"""The finding is kept for 5 minutes after a peak of the last minute."""
+
+
+def prefill_peak(subject: Subject) -> Verdict:
+    """Explain a memory peak while requests ran that left almost nothing free."""
+    peak = subject.over("max_over_time", "gpu_memory_peak_bytes", PEAK_WINDOW, GPU_SCOPE)
+    step = subject.over("max_over_time", "gpu_memory_step_bytes", PEAK_WINDOW, GPU_SCOPE)
+    total = subject.now("gpu_memory_total_bytes", GPU_SCOPE)
+    if peak is None or step is None or total is None:
+        return Unknown("the memory peak of the last minute, read at 10 Hz, while the engine served")
+    evidence = [
+        measured(f"used memory peaked at {size(peak)} of {size(total)}", "gpu_memory_peak_bytes", peak, "bytes"),
+        measured(f"it rose by {size(step)} within a minute while requests ran", "gpu_memory_step_bytes", step, "bytes"),
+        measured(f"{size(subject.value)} were left at the peak", "gpu_memory_free_bytes", subject.value, "bytes"),
+    ]
+    engines = _engines_on(subject)
+    prompts = sum(filter(None, (_prompt_tokens(engine) for engine in engines)))
+    if prompts:
+        text = f"{count(prompts)} prompt tokens were processed in 6 minutes"
+        evidence.append(measured(text, "engine_prompt_tokens_total", prompts, "tokens"))
+    evidence += _others(subject)
+    cause = f"A prefill took {size(step)} on top of the pool and left {size(subject.value)} free; a larger one fails."
+    if not prompts:
+        cause = f"Memory rose by {size(step)} while requests ran and left {size(subject.value)} free."
+    confidence = 0.8 if prompts else 0.55
+    return Explanation(cause, confidence, tuple(evidence), _smaller_chunk(engines))
+
+
+def headroom_low(subject: Subject) -> Verdict:
+    """Explain free memory that is less than recent peaks took."""
+    transient = subject.over("max_over_time", "gpu_memory_transient_bytes", "10m", GPU_SCOPE)
+    free = subject.over("max_over_time", "gpu_memory_free_bytes", "1m", GPU_SCOPE)
+    if transient is None or free is None:
+        return Unknown("free memory and the peaks of the last 10 minutes")
+    evidence = [
+        measured(
+            f"peaks of the last 10 minutes took and gave back up to {size(transient)}",
+            "gpu_memory_transient_bytes",
+            transient,
+            "bytes",
+        ),
+        measured(f"at most {size(free)} were free in the last minute", "gpu_memory_free_bytes", free, "bytes"),
+    ]
+    grown = _growth(subject, "gpu_memory_other_bytes")
+    engines = _engines_on(subject)
+    advice: list[Advice] = []
+    if grown is not None and grown > FOREIGN_GROWTH:
+        text = f"processes of no known engine grew by {size(grown)} in 10 minutes"
+        evidence.append(measured(text, "gpu_memory_other_bytes", grown, "bytes"))
+        cause = f"Another process took {size(grown)} on this GPU: the next peak of {size(transient)} will not fit."
+        advice.append(Advice("move or stop the other process on this GPU (nvidia-smi lists it)"))
+        confidence = 0.85
+    else:
+        cause = f"The next peak of {size(transient)} will not fit: {size(free)} are free."
+        if grown is not None:
+            evidence.append(excluded("other visible processes: they did not grow"))
+        confidence = 0.7
+    return Explanation(cause, confidence, tuple(evidence), (*advice, *_smaller_chunk(engines), *_smaller_pool(engines)))
+
+
+def fragmentation(subject: Subject) -> Verdict:
+    """Explain a failed allocation beside a large reserved but unallocated rest."""
+    reserved = subject.now("log_oom_reserved_unallocated_bytes", LOG_SCOPE)
+    requested = subject.now("log_oom_requested_bytes", LOG_SCOPE)
+    lines = subject.events("torch_oom", seconds=600)
+    if reserved is None or requested is None:
+        return Unknown("the sizes in PyTorch's out-of-memory message")
+    free = subject.now("log_oom_free_bytes", LOG_SCOPE)
+    evidence: list[Evidence] = [
+        measured(f"{size(requested)} were asked for and refused", "log_oom_requested_bytes", requested, "bytes"),
+        measured(
+            f"{size(reserved)} were reserved by PyTorch but unallocated",
+            "log_oom_reserved_unallocated_bytes",
+            reserved,
+            "bytes",
+        ),
+    ]
+    if free is not None:
+        evidence.append(measured(f"{size(free)} were free on the device", "log_oom_free_bytes", free, "bytes"))
+    evidence += [logged(event) for event in lines[-1:]]
+    hint = next((event.text for event in reversed(lines) if "PYTORCH_ALLOC_CONF" in event.text), None)
+    variable = "PYTORCH_ALLOC_CONF" if hint else "PYTORCH_CUDA_ALLOC_CONF"
+    return Explanation(
+        f"The allocator is fragmented: {size(reserved)} are reserved and unused, in pieces too small "
+        f"for {size(requested)}.",
+        0.85,
+        tuple(evidence),
+        (
+            Advice(
+                "let the allocator grow and shrink its segments (in the environment of the process that failed)",
+                variable,
+                None,
+                "expandable_segments:True",
+            ),
+        ),
+    )
+
+
+def _engines_on(subject: Subject) -> list[Subject]:
+    """Return the engines that use the GPU, as (host, server) subjects."""
+    placed = subject.context.samples(subject.select("gpu_engine", GPU_SCOPE))
+    found = {(dict(labels).get("host", ""), dict(labels).get("server", "")) for labels, _ in placed}
+    engines = []
+    for host, server in sorted(found):
+        kinds = {
+            dict(labels).get("engine_kind", "")
+            for labels, _ in subject.context.samples(
+                subject.context.about({"host": host, "server": server}).select("engine_info", SERVER_SCOPE)
+            )
+        }
+        kind = kinds.pop() if len(kinds) == 1 else ""
+        engines.append(subject.context.about({"host": host, "server": server, "engine_kind": kind}))
+    return engines
+
+
+def _prompt_tokens(engine: Subject) -> float | None:
+    return engine.total("increase", "engine_prompt_tokens_total", PEAK_WINDOW, SERVER_SCOPE)
+
+
+def _growth(subject: Subject, name: str) -> float | None:
+    now = subject.now(name, GPU_SCOPE)
+    least = subject.over("min_over_time", name, "10m", GPU_SCOPE)
+    return now - least if now is not None and least is not None else None
+
+
+def _others(subject: Subject) -> list[Evidence]:
+    grown = _growth(subject, "gpu_memory_other_bytes")
+    if grown is None:
+        return []
+    if grown <= FOREIGN_GROWTH:
+        return [excluded("other visible processes on this GPU: they did not grow")]
+    text = f"other processes on this GPU grew by {size(grown)} within 10 minutes"
+    return [measured(text, "gpu_memory_other_bytes", grown, "bytes")]
+
+
+def _smaller_chunk(engines: list[Subject]) -> tuple[Advice, ...]:
+    """Return the advice to halve the token budget of a step: the activations of a prefill grow in proportion to it."""
+    advice = []
+    for engine in engines:
+        budget = engine.config("max_num_batched_tokens", "max_num_batched_tokens")
+        flag = "--chunked-prefill-size" if engine.sglang else "--max-num-batched-tokens"
+        if budget is None:
+            advice.append(Advice("process prompts in smaller chunks", flag))
+        elif budget > SMALLEST_CHUNK:
+            half = max(SMALLEST_CHUNK, int(budget) // 2)
+            text = "process prompts in chunks of half the size, which take half the activations"
+            advice.append(Advice(text, flag, f"{budget:.0f}", str(half)))
+    return tuple(advice)
+
+
+def _smaller_pool(engines: list[Subject]) -> tuple[Advice, ...]:
+    advice = []
+    for engine in engines:
+        current = engine.config("memory_fraction_ratio", "memory_fraction")
+        if current is not None:
+            flag = "--mem-fraction-static" if engine.sglang else "--gpu-memory-utilization"
+            text = "or leave more room beside the pool"
+            advice.append(Advice(text, flag, f"{current:g}", f"{max(0.05, current - 0.03):.2f}"))
+    return tuple(advice)

@@ -1,0 +1,141 @@
+"""Engines that do not answer, or answer and stand still; sources that fail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.context import SERVER_SCOPE
+from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, logged, measured
+from gpuwatch.diagnosis.finding import Advice
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.context import Subject
+    from gpuwatch.diagnosis.finding import Evidence
+
+SOURCE_SCOPE = ("host", "source", "target", "server")
+DEATHS = (
+    "out_of_memory_killed",
+    "process_killed",
+    "torch_oom",
+    "cuda_oom_other",
+    "gpu_lost",
+    "ecc_error",
+    "nccl_timeout",
+    "cuda_error",
+    "worker_dead",
+    "engine_start_failed",
+    "engine_dead",
+)
+"""Log events that explain an engine which no longer answers, nearest to the root first."""
+STALLS = ("nccl_timeout", "sglang_watchdog", "rpc_timeout", "shm_broadcast_stall", "nccl_error", "xid")
+
+
+def engine_down(subject: Subject) -> Verdict:
+    """Explain an engine that does not answer."""
+    age = subject.now("source_age_seconds", SOURCE_SCOPE)
+    if age is None:
+        evidence = [measured("no page has been read since gpuwatch started", "source_up", 0.0)]
+        cause = f"{subject.server} has never answered: the address is wrong, or the engine did not start."
+    else:
+        text = f"the page was last read {count(age)} s ago"
+        evidence = [measured(text, "source_age_seconds", age, "seconds")]
+        cause = f"{subject.server} no longer answers."
+    processes = subject.now("engine_processes", SERVER_SCOPE)
+    if processes is not None:
+        text = f"{count(processes)} processes of the engine exist"
+        evidence.append(measured(text, "engine_processes", processes))
+    confidence = 0.85
+    events = subject.events(*DEATHS, seconds=900)
+    told = sorted(events, key=lambda event: (DEATHS.index(event.event), event.time))
+    if told:
+        first = told[0]
+        cause = f"{subject.server} is down; its log says why: {_short(first.text)}"
+        evidence += [logged(event) for event in told[:3]]
+        confidence = 0.95
+    elif processes == 0:
+        cause = f"{subject.server} is down: its processes are gone."
+        confidence = 0.95
+    elif processes:
+        cause = f"{subject.server} does not answer although its processes exist: it hangs, starts, or is overloaded."
+    advice = [
+        Advice("read the end of the engine's log, and dmesg for a process that was killed (gpuwatch diagnose FILE)")
+    ]
+    if not subject.sglang and age is not None:
+        text = "vLLM ends with status 0 when its engine dies: restart it on every exit, not on failure only"
+        advice.append(Advice(text))
+    return Explanation(cause, confidence, tuple(evidence), tuple(advice))
+
+
+def engine_stalled(subject: Subject) -> Verdict:
+    """Explain a page that stands still while requests are open."""
+    frozen = subject.now("engine_page_frozen_seconds")
+    if frozen is None:
+        return Unknown("the engine's page, read twice")
+    running, waiting = subject.now("engine_requests_running"), subject.now("engine_requests_waiting")
+    evidence: list[Evidence] = [
+        measured(
+            f"no value of the page has changed for {count(frozen)} s", "engine_page_frozen_seconds", frozen, "seconds"
+        )
+    ]
+    for name, value in (("running", running), ("waiting", waiting)):
+        if value is not None:
+            evidence.append(measured(f"{count(value)} requests {name}", f"engine_requests_{name}", value))
+    events = subject.events(*STALLS, seconds=900)
+    evidence += [logged(event) for event in events[-3:]]
+    cause = (
+        "The front end still answers, but the engine behind it makes no step: a scheduler or worker is dead or hangs."
+    )
+    if any(event.event == "nccl_timeout" for event in events):
+        cause = "A collective operation between the ranks never ended; the engine makes no step."
+    busy = _busy(subject)
+    if busy is not None:
+        text = "a GPU at 100 % waits in a collective" if busy > 0.99 else "the GPUs do not work"  # NCCL kernels spin
+        evidence.append(
+            measured(f"the engine's GPUs are {busy * 100:.0f} % busy: {text}", "gpu_busy_ratio", busy, "ratio")
+        )
+    return Explanation(
+        cause,
+        0.9 if events else 0.75,
+        tuple(evidence),
+        (Advice("restart the engine; before that, save the stacks (py-spy dump) of its scheduler and workers"),),
+    )
+
+
+def source_degraded(subject: Subject) -> Verdict:
+    """Explain a source that fails. The reason itself is in the state of the source."""
+    source, target = subject.labels.get("source", ""), subject.labels.get("target", "")
+    age = subject.now("source_age_seconds", SOURCE_SCOPE)
+    failures = subject.over("increase", "source_failures_total", "5m", SOURCE_SCOPE)
+    share = subject.over("avg_over_time", "source_up", "2m", SOURCE_SCOPE)
+    evidence = []
+    if age is not None:
+        evidence.append(measured(f"last read {count(age)} s ago", "source_age_seconds", age, "seconds"))
+    if share is not None:
+        text = f"{share * 100:.0f} % of the polls of the last 2 minutes worked"
+        evidence.append(measured(text, "source_up", share, "ratio"))
+    if failures:
+        text = f"about {count(failures)} polls failed in 5 minutes"
+        evidence.append(measured(text, "source_failures_total", failures))
+    if not evidence:
+        return Unknown("the state of the source")
+    down = subject.now("source_up", SOURCE_SCOPE) == 0
+    cause = f"{source} {target} " + ("can no longer be read" if down else "answers only now and then")
+    cause += ": what it showed is old, and rules that need it cannot judge."
+    took = subject.over("max_over_time", "source_poll_seconds", "2m", SOURCE_SCOPE)
+    if not down and took is not None and took > 1:
+        evidence.append(measured(f"a poll took up to {took:.1f} s", "source_poll_seconds", took, "seconds"))
+    elif down:
+        evidence.append(excluded("a short interruption"))
+    return Explanation(
+        cause, 0.9, tuple(evidence), (Advice("run gpuwatch doctor: it says what is missing and how to fix it"),)
+    )
+
+
+def _busy(subject: Subject) -> float | None:
+    placed = subject.select("gpu_engine", SERVER_SCOPE)
+    busy = subject.context.samples(f"{placed} * on (host, uuid) group_left () gpuwatch_gpu_busy_ratio")
+    return max((value for _, value in busy), default=None)
+
+
+def _short(text: str, most: int = 160) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

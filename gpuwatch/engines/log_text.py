@@ -1,0 +1,100 @@
+"""Log text made fit to show and keep: no terminal codes, no prompts, no keys, bounded length."""
+
+from __future__ import annotations
+
+import re
+
+CUT = "<redacted>"
+
+# ECMA-48: CSI, OSC and the other string sequences, then two-character escapes; a sequence that is cut off goes as well.
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*(?:[@-~]|$)"
+    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)"
+    r"|\x1b[ -/]*[0-~]?"
+    r"|\x9b[0-?]*[ -/]*(?:[@-~]|$)"
+    r"|[\x90\x98\x9d-\x9f][^\x07\x1b\x9c]*(?:\x07|\x9c|\x1b\\|$)"
+)
+# C0 and C1 controls, and characters that reorder text or end a line where no one sees it.
+_CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_SUSPECT = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+
+
+def clean(text: str) -> str:
+    """Remove terminal sequences and control characters; a tab becomes four spaces, trailing space goes."""
+    if _SUSPECT.search(text) is not None:
+        text = _CONTROLS.sub("", _ESCAPES.sub("", text).replace("\t", "    "))
+    return text.rstrip()
+
+
+def limit(text: str, length: int) -> str:
+    """Return at most `length` characters, the last being an ellipsis where something is missing."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+# Lines that carry a request, an answer or a batch: everything after the head goes.
+_BODIES = (
+    re.compile(
+        r"(?P<keep>\b(?:Received request|Generated response|Request) [\w.:-]{1,80}(?: details| JSON body)?:).*",
+        re.DOTALL,
+    ),
+    re.compile(r"(?P<keep>\bGenerated response \S{1,80}(?: \([^)]*\))?:).*", re.DOTALL),
+    re.compile(r"(?P<keep>(?:^|\] )(?:Receive|Finish):).*", re.DOTALL),
+    re.compile(
+        r"(?P<keep>\bDumping (?:input data for V1 LLM engine \(\S+\)|input data|scheduler output for model execution|"
+        r"scheduler stats)).*",
+        re.DOTALL,
+    ),
+    # A field that holds text of a request, in a printed dict, dataclass or JSON.
+    re.compile(
+        r"(?P<keep>['\"]?\b(?:prompt|prompts|prompt_token_ids|prompt_embeds|input_ids|output_ids|token_ids|messages|input_text|"
+        r"origin_input_text|decoded_text|generated_text|outputs?|completion|input_value)['\"]?\s*[:=]\s*)(?=['\"\[{(])"
+        r".*",
+        re.DOTALL,
+    ),
+)
+_BODY_WORDS = re.compile(
+    r"Received request|Generated response|Request \S|Receive:|Finish:|Dumping |prompt|_ids|messages|_text|outputs?['\"]?\s*[:=]"
+    r"|completion['\"]?\s*[:=]|input_value"
+)
+
+_KEY_NAME = (
+    r"(?:[\w.-]*(?:api[_-]?key|apikey|secret|passw(?:or)?d|credential|private[_-]?key|access[_-]?key)[\w-]*"
+    r"|[\w.-]*(?:hf|auth|access|bearer|api|session|refresh|id|github|gitlab|hub|wandb|sas)[_-]?token|token)"
+)
+_VALUE = r"(?:\[[^\]]*\]?|\"(?:[^\"\\]|\\.)*\"?|'(?:[^'\\]|\\.)*'?|[^\s,;)}\]&\"']+)"
+_SECRETS = (
+    re.compile(rf"(?P<keep>(?<![\w-])--?{_KEY_NAME}(?:\s+|=))(?!-){_VALUE}(?:\s+(?!-)[^\s,]{{8,}})*", re.IGNORECASE),
+    re.compile(
+        rf"(?P<keep>(?<![\w#-])['\"]?{_KEY_NAME}['\"]?\s*[:=]\s*)(?!None\b|True\b|False\b|null\b){_VALUE}",
+        re.IGNORECASE,
+    ),
+    re.compile(
+        r"(?P<keep>\b(?:Authorization|Proxy-Authorization|X-Api-Key)['\"]?\s*[:=]\s*['\"]?)[^'\",]+", re.IGNORECASE
+    ),
+    re.compile(r"(?P<keep>\bBearer\s+)[\w.~+/=-]{16,}", re.IGNORECASE),
+    re.compile(r"(?P<keep>\b[a-z][a-z0-9+.-]*://)[^/\s@'\"]+(?=@)", re.IGNORECASE),
+    re.compile(
+        r"(?P<keep>)\b(?:hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}|AKIA[0-9A-Z]{16}"
+        r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|nvapi-[\w-]{16,})"
+    ),
+)
+_SECRET_WORDS = re.compile(
+    r"key|token|secret|passw|credential|authorization|bearer|@|hf_|sk-|gh[pousr]_|glpat|AKIA|eyJ|nvapi",
+    re.IGNORECASE,
+)
+
+
+def redact(text: str) -> str:
+    """Cut prompts, answers, API keys, tokens and passwords out of a cleaned line; everything else stays as it is.
+
+    Bodies of requests go from their first field to the end of the line. Of a secret the name stays.
+    """
+    if _BODY_WORDS.search(text) is not None:
+        for body in _BODIES:
+            text = body.sub(
+                lambda found: found["keep"] + (" " if found["keep"][-1:] in ":)" else "") + CUT, text, count=1
+            )
+    if _SECRET_WORDS.search(text) is not None:
+        for secret in _SECRETS:
+            text = secret.sub(lambda found: found["keep"] + CUT, text)
+    return text

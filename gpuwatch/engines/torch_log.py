@@ -1,0 +1,225 @@
+"""What torch, NCCL, CUDA, the hub, argparse, Ray and the kernel write, whichever engine runs on them."""
+
+from __future__ import annotations
+
+from gpuwatch.engines.log_pattern import Pattern, readings
+
+_SIZE = r"[\d.]+ (?:bytes|KiB|MiB|GiB)"
+
+
+def _event(name: str, event: str, versions: str, needles: tuple[str, ...], regex: str) -> Pattern:
+    return Pattern(name, "event", "", versions, needles, regex, event=event)
+
+
+def _fact(name: str, versions: str, needles: tuple[str, ...], regex: str, facts: str) -> Pattern:
+    return Pattern(name, "fact", "", versions, needles, regex, readings=readings(facts))
+
+
+# c10/cuda/CUDACachingAllocator.cpp: first shape to torch 2.0, second from 2.1 (which spells "capacty"). The tail is
+# optional because logs and exception wrappers cut it. Within `procs` the own process may be any of the listed ones.
+_TORCH_OOM = (
+    rf"(?:(?:CUDA|HIP|XPU) out of memory\. )?Tried to allocate (?P<req>{_SIZE})"
+    rf"(?: \(GPU (?P<gpu1>\d+); (?P<tot1>{_SIZE}) total capacity; (?P<alloc1>{_SIZE}) already allocated; "
+    rf"(?P<free1>{_SIZE}) free; (?:(?P<allowed1>{_SIZE}) allowed; )?(?P<res1>{_SIZE}) reserved in total by PyTorch\)"
+    rf"|\. GPU (?P<gpu>\d+) has a total capaci?ty of (?P<tot>{_SIZE}) of which (?P<free>{_SIZE}) is free\."
+    rf"(?P<procs>(?: (?:Process \d+|Including non-PyTorch memory, this process) has {_SIZE} memory in use\.)*)"
+    rf"(?: (?P<allowed>{_SIZE}) allowed;)?(?: Of the allocated memory (?P<alloc>{_SIZE}) is allocated by PyTorch,"
+    rf"(?: with (?P<priv>{_SIZE}) allocated in private pools \(e\.g\., CUDA Graphs\),)?"
+    rf" and (?P<unalloc>{_SIZE}) is reserved by PyTorch but unallocated\.)?)?"
+)
+
+_GPU = (
+    _event("torch_oom", "torch_oom", "torch 1.8-", ("Tried to allocate ",), _TORCH_OOM),
+    _event(
+        "cuda_oom_other",
+        "cuda_oom_other",
+        "all",
+        ("CUDA error: out of memory", "CUDA driver error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "Cuda failure"),
+        r"CUDA error: out of memory|CUDA driver error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+        r"|Cuda failure (?:2 )?'out of memory'",
+    ),
+    _event(
+        "ecc",
+        "ecc_error",
+        "all",
+        ("CUDA error: uncorrectable ECC",),
+        r"CUDA error: uncorrectable ECC error encountered",
+    ),
+    _event(
+        "no_gpu",
+        "no_gpu",
+        "all",
+        ("No CUDA GPUs are available", "CUDA error: no CUDA-capable device", "Failed to infer device type"),
+        r"No CUDA GPUs are available|no CUDA-capable device is detected|Failed to infer device type",
+    ),
+    _event(
+        "gpu_unsupported",
+        "gpu_unsupported",
+        "all",
+        ("CUDA error: no kernel image",),
+        r"CUDA error: no kernel image is available for execution on the device",
+    ),
+    _event(
+        "driver_old",
+        "driver_too_old",
+        "all",
+        ("The NVIDIA driver on your system is too old", "CUDA driver version is insufficient"),
+        r"The NVIDIA driver on your system is too old \(found version (?P<v>\d+)\)"
+        r"|CUDA driver version is insufficient for CUDA runtime version",
+    ),
+    _event("cuda_error", "cuda_error", "all", ("CUDA error: ",), r"CUDA error: (?P<what>[\w -]+)"),
+)
+
+_NCCL = (
+    _event(
+        "nccl_timeout",
+        "nccl_timeout",
+        "torch 1.13-",
+        ("Watchdog caught collective operation timeout",),
+        r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+), "
+        r"NumelIn=(?P<ni>\d+), NumelOut=(?P<no>\d+), Timeout\(ms\)=(?P<to>\d+)\) ran for (?P<ms>\d+) milliseconds",
+    ),
+    _event(
+        "nccl_watchdog",
+        "nccl_timeout",
+        "torch 2.4-",
+        ("Exception (either an error or timeout)",),
+        r"Exception \(either an error or timeout\) detected by watchdog at work: (?P<work>\d+)",
+    ),
+    _event(
+        "nccl_shm",
+        "nccl_shm_failed",
+        "all",
+        ("Error while creating shared memory segment", "ShmOpen"),
+        r"Error while creating shared memory segment (?P<path>\S+)(?: \(size (?P<size>\d+)\))?"
+        r"(?:, error: (?P<why>.*))?|ncclShmOpen",
+    ),
+    _event("nccl_error", "nccl_error", "all", ("NCCL error: ", "NCCL error in: "), r"NCCL error(?: in)?: (?P<msg>.*)"),
+    _event(
+        "nccl_code",
+        "nccl_error",
+        "all",
+        ("UnhandledCudaError", "SystemError", "InternalError", "InvalidArgument", "InvalidUsage", "RemoteError"),
+        r"^(?:\S+ )?nccl(?P<code>UnhandledCudaError|SystemError|InternalError|InvalidArgument|InvalidUsage|RemoteError)\b",
+    ),
+    _event("nccl_warn", "nccl_warning", "all", ("NCCL WARN ",), r"NCCL WARN (?P<msg>.*)$"),
+    _event(
+        "rendezvous",
+        "rendezvous_timeout",
+        "all",
+        ("The client socket has timed out", "TCP client failed to connect", "Gloo connectFullMesh failed", "TCPStore("),
+        r"The client socket has timed out after (?P<ms>\d+)ms while trying to connect to \((?P<host>[^,)]+), (?P<port>\d+)\)"
+        r"|TCP client failed to connect/validate to host (?P<at>\S+)|Gloo connectFullMesh failed",
+    ),
+)
+
+_START = (
+    _fact(
+        "uvicorn_on",
+        "all",
+        ("Uvicorn running on ",),
+        r"^Uvicorn running on (?P<url>https?://\S+)",
+        "server.url=url:text",
+    ),
+    _fact("uvicorn_ready", "all", ("Application startup complete",), r"^Application startup complete\.", "ready=:yes"),
+    _event(
+        "port_in_use",
+        "port_in_use",
+        "all",
+        ("[Errno 98]", "[Errno 48]", "EADDRINUSE"),
+        r"\[Errno (?:98|48)\] (?:error while attempting to bind on address \('(?P<host>[^']*)', (?P<port>\d+)[^)]*\): )?"
+        r"[Aa]ddress already in use|EADDRINUSE",
+    ),
+    _event(
+        "unknown_flag",
+        "unknown_flag",
+        "argparse",
+        (": error: unrecognized arguments",),
+        r"^(?P<prog>\S.*?): error: unrecognized arguments: (?P<args>.*)$",
+    ),
+    _event(
+        "flag_value",
+        "flag_value_invalid",
+        "argparse",
+        (": error: argument ", ": error: the following arguments are required"),
+        r"^(?P<prog>\S.*?): error: (?:argument (?P<flag>[^:]+): (?P<why>.*)|the following arguments are required: (?P<missing>.*))$",
+    ),
+    _event(
+        "model_denied",
+        "model_access_denied",
+        "hub",
+        ("GatedRepoError", "You are trying to access a gated repo", "Access to model "),
+        r"GatedRepoError|You are trying to access a gated repo|Access to model \S+ is restricted",
+    ),
+    _event(
+        "model_missing",
+        "model_not_found",
+        "hub",
+        (
+            "HFValidationError: ",
+            "RepositoryNotFoundError: ",
+            "Invalid repository ID or local directory",
+            "Can't load the configuration of",
+        ),
+        r"HFValidationError: (?P<why>Repo id must .*)|RepositoryNotFoundError: (?P<why2>.*)"
+        r"|Invalid repository ID or local directory specified|Can't load the configuration of '(?P<model>[^']*)'",
+    ),
+    _event(
+        "hub_down",
+        "hub_unreachable",
+        "hub",
+        ("LocalEntryNotFoundError", "We couldn't connect to", "OfflineModeIsEnabled", "MaxRetryError"),
+        r"LocalEntryNotFoundError|We couldn't connect to '(?P<url>https?://[^']*)'|OfflineModeIsEnabled"
+        r"|MaxRetryError\(?.*huggingface\.co",
+    ),
+)
+
+_MACHINE = (
+    _event(
+        "xid",
+        "xid",
+        "NVIDIA driver",
+        ("NVRM: Xid (",),
+        r"NVRM: Xid \((?P<pci>PCI:[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, pid=(?P<pid>\d+|'?<unknown>'?))?"
+        r"(?:, name=(?P<name>[^,]+))?(?:, (?P<text>.*))?$",
+    ),
+    _event(
+        "gpu_lost",
+        "gpu_lost",
+        "NVIDIA driver",
+        ("NVRM: GPU ", "NVRM: The NVIDIA GPU "),
+        r"NVRM: .*has fallen off the bus",
+    ),
+    _event(
+        "oom_killer",
+        "out_of_memory_killed",
+        "Linux",
+        ("Out of memory: Killed process", "Memory cgroup out of memory: Kill"),
+        r"(?P<scope>Out of memory|Memory cgroup out of memory): Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)",
+    ),
+    _event("oom_killed", "out_of_memory_killed", "Kubernetes", ("OOMKilled",), r"\bOOMKilled\b"),
+    _event(
+        "ray_kill",
+        "ray_memory_kill",
+        "Ray",
+        ("Ray killed this worker", "Task was killed due to the node running low"),
+        r"Ray killed this worker|Task was killed due to the node running low on memory",
+    ),
+    _event(
+        "shm_small",
+        "shm_too_small",
+        "Ray",
+        ("The object store is using /tmp",),
+        r"The object store is using /tmp instead of /dev/shm because /dev/shm has only (?P<bytes>\d+) bytes available",
+    ),
+    _event(
+        "shell_killed",
+        "process_killed",
+        "shell",
+        ("Killed ",),
+        r"^(?:\S+: line \d+: +)?(?:\[\d+\]\S* +)?\d+ Killed +(?P<cmd>\S.*)$",
+    ),
+)
+
+PATTERNS: tuple[Pattern, ...] = (*_GPU, *_NCCL, *_START, *_MACHINE)
+"""All lines of the parts below the engines, most specific first."""

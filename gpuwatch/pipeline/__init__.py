@@ -1,0 +1,1 @@
+"""The only place that wires sources, store, rules, diagnosis and subscribers together."""

@@ -1,0 +1,215 @@
+"""One tick of the pipeline: batches in, rules evaluated, findings explained, a snapshot out."""
+
+from __future__ import annotations
+
+import time as _time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpuwatch import __version__
+from gpuwatch.alerts.engine import RuleEngine
+from gpuwatch.alerts.rulefile import AlertRule
+from gpuwatch.diagnosis.context import Context, Facts
+from gpuwatch.diagnosis.explain import Memory, explain
+from gpuwatch.model import Batch, series
+from gpuwatch.pipeline.config_series import ConfigSeries
+from gpuwatch.pipeline.health import Health
+from gpuwatch.promql.local import LocalQuerier
+from gpuwatch.promql.values import PromQLError
+from gpuwatch.queries import QUERIES
+from gpuwatch.snapshot import Answer, Recording, RuleView, Snapshot
+from gpuwatch.sources.derived import Derived
+from gpuwatch.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuwatch.alerts.engine import Evaluation, RuleState
+    from gpuwatch.alerts.rulefile import RuleSet
+    from gpuwatch.diagnosis.finding import Finding, NotEnough
+    from gpuwatch.model import Absence, LogEvent, LogLine
+    from gpuwatch.recording import Writer
+    from gpuwatch.snapshot import Mode, SourceState
+
+LINES_KEPT = 2000
+EVENTS_KEPT = 500
+RATE_WINDOW = "10s"
+"""Window of the catalogue's rates on the local store, which is filled about once a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a pipeline needs to know. `interval` in seconds, `history_ms` of samples kept."""
+
+    host: str
+    mode: Mode = "live"
+    interval: float = 1.0
+    history_ms: int = 900_000
+
+
+@dataclass(frozen=True, slots=True)
+class TickResult:
+    """What one tick found."""
+
+    time: int
+    evaluation: Evaluation
+    findings: tuple[Finding, ...]
+    not_enough: tuple[NotEnough, ...]
+
+
+class Pipeline:
+    """Store, rules and diagnosis of one run. One thread owns it; nothing in it locks or waits."""
+
+    def __init__(self, settings: Settings, rules: RuleSet, started: int) -> None:
+        self.settings = settings
+        self.rules = rules
+        self.started = started
+        self.store = Store(settings.history_ms, int(settings.interval * 1000))
+        self.querier = LocalQuerier(self.store)
+        self.facts = Facts()
+        self._derived = Derived(settings.host)
+        self._config = ConfigSeries(settings.host)
+        self._health = Health(settings.host, settings.interval)
+        self._engine = RuleEngine(rules, self.querier, self.store)
+        names = list(dict.fromkeys(rule.name for rule in rules.rules))
+        self._own = (
+            series("gpuwatch_build_info", host=settings.host, version=__version__),
+            series("gpuwatch_tick_seconds", host=settings.host),
+            *(series("gpuwatch_rule_failures_total", host=settings.host, rule=name) for name in names),
+        )
+        self._failures = [0.0] * len(names)
+        self._took = 0.0
+        self._absent: dict[str, tuple[Absence, ...]] = {}
+        self._said = Memory()
+        self._past: deque[TickResult] = deque()
+        self._recorded: Writer | None = None
+        self._lines: deque[LogLine] = deque(maxlen=LINES_KEPT)
+        self._events: deque[LogEvent] = deque(maxlen=EVENTS_KEPT)
+
+    def tick(self, time: int, batches: Sequence[Batch], writer: Writer | None = None) -> TickResult:
+        """Take in what the sources said, evaluate every rule at `time`, and explain what fires."""
+        begun = _time.perf_counter()
+        for batch in batches:
+            self._take(batch)
+        if writer is not None:
+            self._record(writer, time, batches)
+        for target in self._health.newly_late(time):
+            self.store.mark_stale(target, time)
+        for batch in (
+            self._derived.update(time, batches),
+            self._config.batch(time, self.facts),
+            self._health.batch(time),
+            Batch("gpuwatch", time, self._own, (1.0, self._took, *self._failures)),
+        ):
+            self.store.append(batch.target, batch.time, batch.keys, batch.values)
+        evaluation = self._engine.tick(time)
+        failures = dict.fromkeys((state.rule.name for state in evaluation.rules), 0)
+        for state in evaluation.rules:
+            failures[state.rule.name] += state.failures
+        self._failures = list(map(float, failures.values()))
+        context = Context(self.querier, time, self.facts, tuple(self._events))
+        findings, not_enough = explain(evaluation, context, self._said)
+        self._took = _time.perf_counter() - begun
+        result = TickResult(time, evaluation, findings, not_enough)
+        self._past.append(result)
+        while self._past[0].time < time - self.settings.history_ms:
+            self._past.popleft()
+        return result
+
+    def snapshot(
+        self,
+        result: TickResult,
+        *,
+        rules: bool = False,
+        recording: Recording | None = None,
+        looked_for: tuple[tuple[str, str], ...] = (),
+    ) -> Snapshot:
+        """Return everything there is to see after the tick `result`; `rules` adds the readings of each rule."""
+        return Snapshot(
+            time=result.time,
+            started=self.started,
+            host=self.settings.host,
+            mode=self.settings.mode,
+            interval=self.settings.interval,
+            answers=self.answers(result.time),
+            findings=result.findings,
+            not_enough=result.not_enough,
+            rules=tuple(self._rule_view(state, result.time, rules) for state in result.evaluation.rules),
+            sources=self._health.states(result.time),
+            absent=tuple(absence for absences in self._absent.values() for absence in absences),
+            lines=tuple(self._lines),
+            facts=self.facts.all(),
+            recording=recording,
+            looked_for=looked_for,
+        )
+
+    def answers(self, time: int) -> dict[str, Answer]:
+        """Answer every query of the catalogue at `time` (milliseconds)."""
+        answers = {}
+        for query in QUERIES.values():
+            try:
+                answers[query.name] = Answer(tuple(self.querier.instant(query.expr(RATE_WINDOW), time).items()))
+            except PromQLError as error:
+                answers[query.name] = Answer(error=str(error))
+        return answers
+
+    def source_states(self, time: int) -> tuple[SourceState, ...]:
+        """Return the health of every source at `time`."""
+        return self._health.states(time)
+
+    def at(self, time: int) -> Snapshot:
+        """Return the snapshot of the last tick at or before `time` (milliseconds).
+
+        Sources, log lines and facts are left out: they are known for the present only.
+
+        Raises:
+            LookupError: that moment is older than what is kept, or has not come yet.
+        """
+        result = next((past for past in reversed(self._past) if past.time <= time), None)
+        if result is None or time > self._past[-1].time + 1000 * self.settings.interval:
+            oldest = self._past[0].time if self._past else time
+            raise LookupError(f"nothing is kept of that time; the oldest is {(time - oldest) / 1000:.0f} s away")
+        whole = self.snapshot(result)
+        return replace(
+            whole, sources=(), absent=(), facts=(), lines=tuple(line for line in self._lines if line.time <= time)
+        )
+
+    def _record(self, writer: Writer, time: int, batches: Sequence[Batch]) -> None:
+        """Write the tick; the first batch of a new recording carries what is known already."""
+        if writer is not self._recorded and batches:
+            self._recorded = writer
+            known = replace(batches[0], facts=(*self.facts.all(), *batches[0].facts))
+            batches = [known, *batches[1:]]
+        for batch in batches:
+            writer.write(batch)
+        writer.tick(time)
+
+    def _take(self, batch: Batch) -> None:
+        self._health.update(batch)
+        self._config.saw(batch)
+        if batch.up:
+            self.store.append(batch.target, batch.time, batch.keys, batch.values)
+        else:
+            self.store.mark_stale(batch.target, batch.time)
+        self._absent[batch.target] = batch.absent
+        self.facts.update(batch.facts)
+        self._events.extend(batch.events)
+        self._lines.extend(batch.lines)
+
+    def _rule_view(self, state: RuleState, time: int, readings: bool) -> RuleView:
+        rule = state.rule
+        return RuleView(
+            name=rule.name,
+            id=rule.id if isinstance(rule, AlertRule) else "",
+            severity=rule.severity if isinstance(rule, AlertRule) else "",
+            status=state.status,
+            expr=rule.expr,
+            file=rule.file,
+            detail=state.detail,
+            readings=tuple((r.text, r.value, r.threshold) for r in self._engine.readings(rule, time))
+            if readings
+            else (),
+            firing=state.firing,
+            inhibited=state.inhibited,
+        )

@@ -1,0 +1,122 @@
+"""How every source is doing, worked out from its batches alone, so that a replay says the same as the live run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwatch.model import Batch, Labels, Reason, label, name_of, series
+from gpuwatch.snapshot import SourceState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+WATCHED = ("nvml", "engine", "log", "host", "kernel", "own")
+"""Kinds of sources that deliver each tick and whose silence means something."""
+
+LATE_SECONDS = 10.0
+"""A source that should deliver each tick and has said nothing for this long is treated as failed."""
+
+
+@dataclass(slots=True)
+class _Record:
+    kind: str
+    name: str
+    server: str
+    batch: Batch
+    engine_kind: str = ""
+    engine_version: str = ""
+    last_success: int | None = None
+    failures: int = 0
+    late: bool = False
+
+
+class Health:
+    """The last word of every target, and since when."""
+
+    def __init__(self, host: str, interval: float) -> None:
+        self._host = host
+        self._late_ms = 1000 * max(LATE_SECONDS, 5 * interval)
+        self._records: dict[str, _Record] = {}
+        self._keys: tuple[Labels, ...] = ()
+        self._layout: tuple[tuple[str, bool], ...] = ()
+
+    def update(self, batch: Batch) -> None:
+        """Take note of a batch."""
+        kind, _, name = batch.target.partition(":")
+        if kind not in WATCHED:
+            return
+        record = self._records.get(batch.target)
+        if record is None:
+            server = name if kind == "engine" else ""
+            record = self._records[batch.target] = _Record(kind, name or kind, server, batch)
+            _identify(record, batch.keys)
+        if batch.up:
+            record.last_success = batch.time
+        else:
+            record.failures += 1
+        if batch.keys and batch.keys is not record.batch.keys:
+            _identify(record, batch.keys)
+        record.batch = batch
+        record.late = False
+
+    def newly_late(self, now: int) -> list[str]:
+        """Return the targets that have gone silent since the last call; each is named once."""
+        late = []
+        for target, record in self._records.items():
+            if not record.late and now - record.batch.time > self._late_ms:
+                record.late = True
+                late.append(target)
+        return late
+
+    def states(self, now: int) -> tuple[SourceState, ...]:
+        """Return the state of every source, in the order they first spoke."""
+        return tuple(_state(record, now) for record in self._records.values())
+
+    def batch(self, now: int) -> Batch:
+        """Return the ``gpuwatch_source_*`` series."""
+        layout = tuple((target, record.last_success is not None) for target, record in self._records.items())
+        if layout != self._layout:
+            self._layout = layout
+            self._keys = tuple(self._series())
+        values: list[float] = []
+        for record in self._records.values():
+            values += [float(record.batch.up and not record.late), record.batch.duration, float(record.failures)]
+            if record.last_success is not None:
+                values.append(max(0, now - record.last_success) / 1000)
+        return Batch("sources", now, self._keys, values)
+
+    def _series(self) -> Iterable[Labels]:
+        for record in self._records.values():
+            names = ["source_up", "source_poll_seconds", "source_failures_total"]
+            if record.last_success is not None:
+                names.append("source_age_seconds")
+            for name in names:
+                yield series(
+                    "gpuwatch_" + name, host=self._host, source=record.kind, target=record.name, server=record.server
+                )
+
+
+def _identify(record: _Record, keys: tuple[Labels, ...]) -> None:
+    """Note which engine a log or a page says it belongs to."""
+    if record.kind == "log" and keys:
+        record.server = label(keys[0], "server") or record.server
+    if record.kind == "engine":
+        for labels in keys:
+            if name_of(labels) == "gpuwatch_engine_info":
+                record.engine_kind = label(labels, "engine_kind")
+                record.engine_version = label(labels, "version")
+
+
+def _state(record: _Record, now: int) -> SourceState:
+    age = None if record.last_success is None else max(0, now - record.last_success) / 1000
+    if record.late:
+        silent = (now - record.batch.time) / 1000
+        reason, detail = Reason.HUNG.value, f"nothing heard for {silent:.0f} s"
+    else:
+        reason = record.batch.reason.value if record.batch.reason else ""
+        detail = record.batch.detail
+    up = record.batch.up and not record.late
+    return SourceState(
+        record.kind, record.name, up, reason, detail, age, record.server, record.engine_kind, record.engine_version
+    )

@@ -1,0 +1,130 @@
+"""A run on this machine: sources are polled, and every interval one tick of the pipeline is made."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuwatch import __version__
+from gpuwatch.alerts.rulefile import load, shipped_paths
+from gpuwatch.pipeline.collect import Collector
+from gpuwatch.pipeline.core import Pipeline, Settings
+from gpuwatch.pipeline.feed import Questions, Subscribers
+from gpuwatch.recording import Header, Writer
+from gpuwatch.snapshot import Recording
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from gpuwatch.alerts.rulefile import RuleSet
+    from gpuwatch.clock import Clock
+    from gpuwatch.config import Config
+    from gpuwatch.pipeline.core import TickResult
+    from gpuwatch.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 2.0
+
+
+def load_rules(config: Config) -> RuleSet:
+    """Load the shipped rules and the user's; problems are in the set and said on stderr."""
+    rules = load(shipped_paths(), [Path(name) for name in config.rules])
+    for problem in rules.problems:
+        log.error("%s", problem)
+    return rules
+
+
+class Live:
+    """Runs the pipeline in a thread of its own. `history` collects the results of all ticks for `check`."""
+
+    def __init__(self, config: Config, clock: Clock) -> None:
+        self.config = config
+        self.clock = clock
+        self.subscribers = Subscribers()
+        self.questions = Questions()
+        self.on_tick: Callable[[TickResult], None] | None = None
+        self._collector = Collector(config, clock)
+        started = clock.now()
+        settings = Settings(config.host_name, "live", config.interval, int(config.history_minutes * 60_000))
+        self.pipeline = Pipeline(settings, load_rules(config), started)
+        self._writer: Writer | None = None
+        self._rule_readings = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pipeline", daemon=True)
+
+    def start(self) -> None:
+        """Start the sources and the pipeline thread."""
+        self._collector.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop; waits at most two seconds, never for a source that hangs."""
+        self._stop.set()
+        self._collector.stop()
+        if self._thread.is_alive():
+            self._thread.join(STOP_SECONDS)
+        if self._writer is not None:
+            self._writer.close()
+
+    def subscribe(self, callback: Callable[[Snapshot], None]) -> Callable[[], None]:
+        """Call `callback` with every snapshot; the returned function ends that."""
+        return self.subscribers.add(callback)
+
+    def at(self, time: int) -> Future[Snapshot]:
+        """Ask for the snapshot of a past moment (milliseconds)."""
+        return self.questions.put(lambda: self.pipeline.at(time))
+
+    def show_rule_readings(self, wanted: bool) -> None:
+        """Say whether snapshots carry the present value of each rule's comparisons."""
+        self._rule_readings = wanted
+
+    def record(self, path: str | None = None) -> str:
+        """Start a recording and return its path.
+
+        Raises:
+            RecordingError: the file cannot be created.
+        """
+        if path is None:
+            path = f"gpuwatch-{self.clock.now() // 1000}.rec"
+        header = Header(self.config.host_name, self.clock.now(), self.config.interval, f"gpuwatch {__version__}")
+        self._writer = Writer(path, header)
+        return path
+
+    def stop_recording(self) -> None:
+        """End the recording, if there is one."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            self.questions.put(writer.close)
+
+    def _run(self) -> None:
+        next_tick = self.clock.monotonic()
+        while not self._stop.is_set():
+            wait = next_tick - self.clock.monotonic()
+            if wait > 0:
+                self.questions.answer_for(min(wait, 0.25))
+                continue
+            behind = self.clock.monotonic() - next_tick
+            next_tick += self.config.interval * (1 + behind // self.config.interval)
+            self._tick()
+
+    def _tick(self) -> None:
+        try:
+            result = self.pipeline.tick(self.clock.now(), self._collector.take(), self._writer)
+            if self.on_tick is not None:
+                self.on_tick(result)
+            if self.subscribers:
+                self.subscribers.publish(self.snapshot(result))
+        except Exception:
+            log.exception("a tick failed")
+
+    def snapshot(self, result: TickResult) -> Snapshot:
+        """Return the snapshot after the tick `result`; on the pipeline thread only."""
+        writer = self._writer
+        recording = None if writer is None else Recording(writer.path, writer.bytes, writer.error)
+        return self.pipeline.snapshot(
+            result, rules=self._rule_readings, recording=recording, looked_for=self._collector.looked_for
+        )

@@ -1,0 +1,245 @@
+"""What can be said about one engine only by comparing its page with the previous one.
+
+The counter of evictions is the point of it. vLLM V1 counts a preemption when its victim runs again, 10 to 20 seconds
+late, and some versions never do within a storm. Seen from outside, with E requests thrown out, A admitted, F finished
+and N newly arrived between two pages,
+
+    running before - running now - F = E - A        and        queued now - queued before = N + E - A
+
+so that ``min`` of the two is a lower bound of E as long as no client goes away. A client that disconnects makes
+`running` fall as well, but puts nothing in the queue; a request that the front end finished a step before the
+scheduler does likewise. Both therefore count nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpuwatch.model import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuwatch.model import Labels
+
+LONGEST_GAP_MS = 60_000
+"""Two pages further apart than this are not compared: too much may have happened in between."""
+LENGTH_WINDOW_MS = 300_000
+"""How long the request length that was seen is remembered."""
+
+_PREFIX = "gpuwatch_engine_"
+_SINGLE = {
+    "requests_running": "running",
+    "requests_waiting": "waiting",
+    "requests_swapped": "swapped",
+    "preemptions_total": "preemptions",
+    "generation_tokens_total": "generation",
+    "prompt_tokens_total": "prompt",
+    "iteration_tokens_sum": "iteration",
+    "kv_cache_usage_ratio": "usage",
+    "kv_cache_tokens": "tokens",
+    "kv_cache_free_tokens": "free",
+    "kv_cache_blocks": "blocks",
+    "kv_block_size_tokens": "block_size",
+}
+_FINISHED = "requests_finished_total"
+_NOT_OF_THE_PAGE = ("process_", "processes", "config_", "info")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRows:
+    """Where the values of one engine are in its batch: rows by short name, the finished rows, all rows of the page."""
+
+    single: dict[str, int]
+    finished: tuple[int, ...]
+    page: tuple[int, ...]
+
+
+def engine_rows(keys: Sequence[Labels]) -> dict[Labels, EngineRows]:
+    """Return, for each engine (labels without name) in `keys` that reports running requests, where its rows are."""
+    single: dict[Labels, dict[str, int]] = {}
+    finished: dict[Labels, list[int]] = {}
+    page: dict[tuple[str, str], list[int]] = {}
+    for row, labels in enumerate(keys):
+        pairs = dict(labels)
+        name = pairs.pop(NAME, "")
+        if not name.startswith(_PREFIX):
+            continue
+        short = name.removeprefix(_PREFIX)
+        if not short.startswith(_NOT_OF_THE_PAGE):
+            page.setdefault((pairs.get("server", ""), pairs.get("dp_rank", "")), []).append(row)
+        if short == _FINISHED:
+            pairs.pop("reason", None)
+            finished.setdefault(tuple(sorted(pairs.items())), []).append(row)
+        elif short in _SINGLE:
+            single.setdefault(tuple(sorted(pairs.items())), {})[_SINGLE[short]] = row
+    found = {}
+    for engine, rows in single.items():
+        if "running" in rows:
+            of = dict(engine)
+            own = page.get((of.get("server", ""), of.get("dp_rank", "")), [])
+            found[engine] = EngineRows(rows, tuple(finished.get(engine, ())), tuple(own))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The values of one engine at one scrape that are compared with the next; None where the page lacks them."""
+
+    time: int
+    running: float
+    queued: float | None
+    finished: float | None
+    counters: tuple[float | None, ...]
+    preemptions: float | None
+    progress: tuple[float | None, ...]
+
+
+@dataclass(slots=True)
+class EngineTrail:
+    """The state of one engine (or data-parallel rank) across scrapes. Times in milliseconds."""
+
+    engine: Labels
+    sglang: bool
+    evictions: float | None = None
+    seconds_since_token: float = 0.0
+    page_frozen_seconds: float = 0.0
+    seen: deque[tuple[int, float]] = field(default_factory=deque)
+    alive: bool = False
+    _page: Page | None = None
+    _token_at: int = 0
+    _values: tuple[float, ...] = ()
+    _changed_at: int = 0
+
+    def update(self, time: int, rows: EngineRows, values: Sequence[float]) -> None:
+        """Take one page of the engine, scraped at `time`."""
+        page = self._read(time, rows, values)
+        previous = self._page
+        restarted = previous is not None and _went_back(previous, page)
+        if previous is not None and (restarted or page.time - previous.time > LONGEST_GAP_MS):
+            previous = None
+        self._count_evictions(previous, page)
+        self._watch_tokens(previous, page)
+        self._watch_page(previous, page, rows, values)
+        self._note_length(time, rows, values)
+        self._page = page
+        self.alive = True
+
+    def lost(self) -> None:
+        """Note that the page could not be read. The next page is compared with the last one that was."""
+        self.alive = False
+        self._values = ()
+
+    @property
+    def length_seen(self) -> float | None:
+        """Most KV tokens per running request in the last five minutes, or None before any were seen."""
+        return self.seen[0][1] if self.seen else None
+
+    def _read(self, time: int, rows: EngineRows, values: Sequence[float]) -> Page:
+        def get(name: str) -> float | None:
+            row = rows.single.get(name)
+            return None if row is None else float(values[row])
+
+        waiting = get("waiting")
+        finished = float(sum(values[row] for row in rows.finished)) if rows.finished else None
+        generation, prompt, preemptions = get("generation"), get("prompt"), get("preemptions")
+        progress = [generation, prompt, get("iteration")]
+        if self.sglang:  # its token counters move only when a chunk is streamed or a request ends
+            progress += [get("usage"), get("free")]
+        return Page(
+            time=time,
+            running=float(values[rows.single["running"]]),
+            queued=None if waiting is None else waiting + (get("swapped") or 0.0),
+            finished=finished,
+            counters=(generation, prompt, finished, preemptions),
+            preemptions=preemptions,
+            progress=tuple(progress),
+        )
+
+    def _count_evictions(self, previous: Page | None, page: Page) -> None:
+        if self.sglang:
+            # Its gauges are refreshed every 40 decode steps, its finished counter at once: they do not compare.
+            if page.preemptions is None:
+                return
+            before = previous.preemptions if previous is not None else None
+            added = page.preemptions - before if before is not None else 0.0
+        else:
+            if page.queued is None or page.finished is None:
+                return
+            added = evicted_between(previous, page)
+        self.evictions = (self.evictions or 0.0) + max(0.0, added)
+
+    def _watch_tokens(self, previous: Page | None, page: Page) -> None:
+        if previous is None or page.running <= 0 or page.progress != previous.progress or previous.running <= 0:
+            self._token_at = page.time
+        self.seconds_since_token = (page.time - self._token_at) / 1000 if page.running > 0 else 0.0
+
+    def _watch_page(self, previous: Page | None, page: Page, rows: EngineRows, values: Sequence[float]) -> None:
+        is_open = page.running > 0 or (page.queued or 0.0) > 0
+        moved = previous is None or page.progress != previous.progress
+        # The whole page is only copied while the quick signs of life stand still.
+        current = () if moved or not is_open else tuple(float(values[row]) for row in rows.page)
+        if not current or not _same(current, self._values):
+            self._changed_at = page.time
+        self._values = current
+        self.page_frozen_seconds = (page.time - self._changed_at) / 1000
+
+    def _note_length(self, time: int, rows: EngineRows, values: Sequence[float]) -> None:
+        length = tokens_per_request(rows, values)
+        seen = self.seen
+        while seen and seen[0][0] <= time - LENGTH_WINDOW_MS:
+            seen.popleft()
+        if length is None:
+            return
+        while seen and seen[-1][1] <= length:
+            seen.pop()
+        seen.append((time, length))
+
+
+def evicted_between(previous: Page | None, page: Page) -> float:
+    """Return a lower bound of the requests thrown out of the running batch between two pages."""
+    if previous is None or previous.queued is None or previous.finished is None:
+        return 0.0
+    assert page.queued is not None
+    assert page.finished is not None
+    fell = previous.running - page.running - (page.finished - previous.finished)
+    rose = page.queued - previous.queued
+    return max(0.0, min(fell, rose))
+
+
+def tokens_per_request(rows: EngineRows, values: Sequence[float]) -> float | None:
+    """Return a lower bound of the longest running request: KV tokens held, divided by running requests.
+
+    vLLM's usage excludes the null block from the pool (facts of version 0.10.2 and later), and a block that is
+    held need not be full: up to one token less than a block per request is taken off.
+    """
+    single = rows.single
+    if "usage" not in single or "tokens" not in single:
+        return None
+    running, usage = float(values[single["running"]]), float(values[single["usage"]])
+    if running < 1 or not usage > 0:
+        return None
+    held = usage * float(values[single["tokens"]])
+    if "blocks" in single and values[single["blocks"]] > 1:
+        held *= 1 - 1 / float(values[single["blocks"]])
+    block = float(values[single["block_size"]]) if "block_size" in single else 1.0
+    length = held / running - (block - 1)
+    return length if length > 0 else None
+
+
+def _same(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    """Return whether two pages have the same values; NaN equals NaN here."""
+    return a == b or (
+        len(a) == len(b) and all(x == y or (math.isnan(x) and math.isnan(y)) for x, y in zip(a, b, strict=True))
+    )
+
+
+def _went_back(previous: Page, page: Page) -> bool:
+    """Return whether a counter fell, which means that the engine was restarted."""
+    return any(
+        before is not None and now is not None and now < before
+        for before, now in zip(previous.counters, page.counters, strict=True)
+    )

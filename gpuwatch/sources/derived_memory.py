@@ -1,0 +1,115 @@
+"""Peaks, steps and transients of one GPU's used memory over the last minute.
+
+A prefill peak lives between two scrapes. The NVML worker therefore reads used memory at 10 Hz and hands over the
+lowest, highest and last value per tick; this module keeps one minute of them and answers three questions.
+"""
+
+# ruff: noqa: PLR1730  # calls of min and max make the loops, run for each GPU and tick, four times as slow
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+WINDOW_MS = 60_000
+"""How far back peaks, steps and transients look."""
+
+
+@dataclass(slots=True)
+class Span:
+    """Consecutive ticks with the same readings: first and last time in milliseconds, bytes."""
+
+    first: int
+    last: int
+    low: float
+    high: float
+    used: float
+
+
+@dataclass(slots=True)
+class MemoryTrail:
+    """One GPU's used memory of the last minute. Not thread-safe; times never go backwards."""
+
+    spans: deque[Span] = field(default_factory=deque)
+    serving_since: int | None = None
+    engines: frozenset[str] = frozenset()
+
+    def add(self, time: int, used: float, low: float, high: float) -> None:
+        """Append one tick and forget what is older than the window."""
+        spans = self.spans
+        high, low = max(high, used), min(low, used)
+        if spans and spans[-1].low == low and spans[-1].high == high and low == high:
+            spans[-1].last = time
+        else:
+            spans.append(Span(time, time, low, high, used))
+        while len(spans) > 1 and spans[0].last <= time - WINDOW_MS:
+            spans.popleft()
+
+    def serve(self, time: int, engines: frozenset[str], *, ready: bool) -> None:
+        """Say which engines use the GPU and whether all of them answer.
+
+        Loading weights and allocating the pool are steps too, but not the ones a prompt causes: a step counts only
+        from the moment at which every engine on the GPU answered, and starts anew when one comes or goes.
+        """
+        if not ready or not engines:
+            self.serving_since = None
+        elif self.serving_since is None or engines != self.engines:
+            self.serving_since = time
+        self.engines = engines
+
+    def summary(self) -> Summary:
+        """Return peak, step and transient of the window, in bytes.
+
+        A step is the largest rise while engines served; None when none served. A transient is the height of the
+        highest peak above the higher of the lowest levels before and after it: memory that a caching allocator
+        keeps after a peak is none, the next peak reuses it.
+        """
+        step = None if self.serving_since is None else self._step(self.serving_since)
+        if len(self.spans) == 1:
+            return Summary(self.spans[0].high, step, 0.0)
+        peak, transient = self._peak_and_transient()
+        return Summary(peak, step, transient)
+
+    def _peak_and_transient(self) -> tuple[float, float]:
+        after: list[float] = []
+        level = self.spans[-1].used
+        for span in reversed(self.spans):
+            # Within a tick the last reading comes after the highest one; the lowest may have come before it.
+            if span.used < level:
+                level = span.used
+            after.append(level)
+            if span.low < level:
+                level = span.low
+        peak = transient = 0.0
+        before = self.spans[0].low
+        for span in self.spans:
+            level = after.pop()
+            if before > level:
+                level = before
+            if span.high > peak:
+                peak = span.high
+            if span.high - level > transient:
+                transient = span.high - level
+            if span.low < before:
+                before = span.low
+        return peak, transient
+
+    def _step(self, since: int) -> float:
+        step, floor = 0.0, inf
+        for span in self.spans:
+            if span.last >= since:
+                if span.high - floor > step:
+                    step = span.high - floor
+                if span.low < floor:
+                    floor = span.low
+        return step
+
+
+class Summary(NamedTuple):
+    """The last minute of one GPU's memory, in bytes."""
+
+    peak: float
+    step: float | None
+    transient: float

@@ -1,0 +1,233 @@
+"""The ring of one target: all its series share one time axis, a row each, a column per poll."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpuwatch.model import name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from gpuwatch.model import Labels
+
+STALE_BITS = np.uint64(0x7FF0000000000002)
+"""The bits of Prometheus' stale marker: the series ended here. Every other NaN is a value."""
+
+HOLE_BITS = np.uint64(0x7FF0000000000003)
+"""The bits of a cell before the first sample of its series."""
+
+_SLACK = 8
+"""Rows grow by one part in this many."""
+
+_MOST_FOUND = 1024
+"""Positions that are remembered between two writes."""
+
+
+class Block:
+    """The samples of one target.
+
+    A column is written at two places, half the buffer apart, so that any run of up to `capacity` columns is one
+    contiguous slice of `data` (rows, columns) and `times` (milliseconds). `start` and `stop` bound the columns that
+    are valid. A column is complete: a row that did not get a value in it holds the stale marker if the series has
+    ended, or the hole if it had not begun. A hole therefore never follows a value.
+    """
+
+    __slots__ = (
+        "_bits",
+        "_count",
+        "_direct",
+        "_found",
+        "_free",
+        "_layout",
+        "_pick",
+        "by_name",
+        "capacity",
+        "data",
+        "ended",
+        "keys",
+        "labels",
+        "refused",
+        "rows",
+        "start",
+        "stop",
+        "target",
+        "times",
+        "version",
+    )
+
+    def __init__(self, target: str, capacity: int) -> None:
+        self.target = target
+        self.capacity = capacity
+        self.version = 0
+        self.times = np.zeros(2 * capacity, dtype=np.int64)
+        self.data: NDArray[np.float64] = np.empty((0, 2 * capacity))
+        self._bits = self.data.view(np.uint64)
+        self.start = self.stop = capacity
+        self.labels: list[Labels | None] = []
+        self.rows: dict[Labels, int] = {}
+        self.by_name: dict[str, list[int]] = {}
+        self.ended: dict[int, int] = {}
+        self.keys: tuple[Labels, ...] | None = None
+        self.refused: frozenset[Labels] = frozenset()
+        self._free: list[int] = []
+        self._count = 0
+        self._layout: NDArray[np.intp] = np.empty(0, dtype=np.intp)
+        self._pick: NDArray[np.intp] | None = None
+        self._direct = False
+        self._found: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """Return the number of columns."""
+        return self.stop - self.start
+
+    @property
+    def newest(self) -> int | None:
+        """The time of the last column, or None."""
+        return int(self.times[self.stop - 1]) if self.stop > self.start else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the sample buffers."""
+        return self.data.nbytes + self.times.nbytes
+
+    def before(self, time: int) -> int:
+        """Return the index behind the last column whose time is at or before `time` (at least `start`)."""
+        found = self._found.get(time)
+        if found is None:
+            if len(self._found) > _MOST_FOUND:
+                self._found.clear()
+            times = self.times[self.start : self.stop]
+            found = self._found[time] = self.start + int(times.searchsorted(time, "right"))
+        return found
+
+    def add(self, fresh: Sequence[Labels]) -> None:
+        """Give a row to each of the series `fresh`, none of which has one."""
+        lacking = len(fresh) - len(self._free) - (len(self.data) - len(self.labels))
+        if lacking > 0:
+            self._reserve(len(self.data) + lacking)
+        for key in fresh:
+            if self._free:
+                row = self._free.pop()
+                self.labels[row] = key
+            else:
+                row = len(self.labels)
+                self.labels.append(key)
+            if self.stop > self.start:
+                self._bits[row] = HOLE_BITS
+            self.rows[key] = row
+            self.by_name.setdefault(name_of(key), []).append(row)
+
+    def arrange(self, keys: tuple[Labels, ...], time: int) -> None:
+        """Expect values in the order of `keys` from now on; series that are not among them end at `time`.
+
+        Of equal keys the first counts; keys without a row are left out.
+        """
+        layout: dict[int, int] = {}
+        for position, key in enumerate(keys):
+            row = self.rows.get(key)
+            if row is not None:
+                layout.setdefault(row, position)
+        for row in self.rows.values():
+            if row in layout:
+                self.ended.pop(row, None)
+            else:
+                self.ended.setdefault(row, time)
+        self.keys = keys
+        self._layout = np.fromiter(layout, dtype=np.intp, count=len(layout))
+        self._pick = None if len(layout) == len(keys) else np.fromiter(layout.values(), np.intp, len(layout))
+        self._direct = self._pick is None and np.array_equal(self._layout, np.arange(len(self.labels)))
+
+    def write(self, time: int, values: Sequence[float]) -> None:
+        """Append one column of `values`, in the order of the keys given to `arrange`."""
+        column = np.asarray(values, dtype=np.float64)
+        if not self._direct:
+            whole = np.full(len(self.labels), STALE_BITS).view(np.float64)
+            whole[self._layout] = column if self._pick is None else column[self._pick]
+            column = whole
+        self._put(time, column)
+
+    def end(self, time: int) -> None:
+        """End every series at `time`. Writes nothing where all have ended before."""
+        self.truncate(time)
+        live = [row for row in self.rows.values() if row not in self.ended]
+        if not live:
+            return
+        self.ended.update((row, time) for row in live)
+        self.keys = None
+        self._put(time, np.full(len(self.labels), STALE_BITS).view(np.float64))
+
+    def truncate(self, time: int) -> bool:
+        """Forget every column at or after `time`; return whether there was one."""
+        if self.stop == self.start or self.times[self.stop - 1] < time:
+            return False
+        keep = self.before(time - 1) - self.start
+        self._count -= len(self) - keep
+        self._move(keep)
+        self.version += 1
+        self._found.clear()
+        for row in [row for row, ended in self.ended.items() if ended >= time]:
+            del self.ended[row]
+        return True
+
+    def expired(self, before: int) -> list[Labels]:
+        """Return the series that ended before the time `before`."""
+        labels = (self.labels[row] for row, ended in self.ended.items() if ended < before)
+        return [key for key in labels if key is not None]
+
+    def release(self, keys: Iterable[Labels]) -> None:
+        """Take the rows of `keys` away; compacts the block when most of it is unused."""
+        for key in keys:
+            row = self.rows.pop(key)
+            name = name_of(key)
+            self.by_name[name].remove(row)
+            if not self.by_name[name]:
+                del self.by_name[name]
+            self.labels[row] = None
+            self.ended.pop(row, None)
+            self._free.append(row)
+        self.keys = None
+        if len(self.rows) * 2 < len(self.data):
+            self._compact()
+
+    def _put(self, time: int, column: NDArray[np.float64]) -> None:
+        at = self._count % self.capacity
+        used = len(column)
+        self.data[:used, at] = column
+        self.data[:used, at + self.capacity] = column
+        self.times[at] = self.times[at + self.capacity] = time
+        self._count += 1
+        self._move(min(len(self) + 1, self.capacity))
+        self.version += 1
+        self._found.clear()
+
+    def _move(self, length: int) -> None:
+        """Set `start` and `stop` so that the last `length` columns written are valid."""
+        self.stop = (self._count - 1) % self.capacity + 1 + self.capacity
+        self.start = self.stop - length
+
+    def _reserve(self, rows: int) -> None:
+        grown = np.empty((rows + rows // _SLACK, 2 * self.capacity))
+        grown[: len(self.labels)] = self.data[: len(self.labels)]
+        self.data = grown
+        self._bits = grown.view(np.uint64)
+
+    def _compact(self) -> None:
+        """Move the rows together, in the order of their labels."""
+        order = sorted(self.rows)
+        old = [self.rows[key] for key in order]
+        ended = {new: self.ended[row] for new, row in enumerate(old) if row in self.ended}
+        self.data = self.data[old]
+        self._bits = self.data.view(np.uint64)
+        self.labels = list(order)
+        self.rows = {key: row for row, key in enumerate(order)}
+        self.by_name = {}
+        for row, key in enumerate(order):
+            self.by_name.setdefault(name_of(key), []).append(row)
+        self.ended = ended
+        self._free = []
+        self.keys = None

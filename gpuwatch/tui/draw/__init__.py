@@ -1,0 +1,1 @@
+"""Pure functions from view rows to styled lines of a given width. Nothing here knows Textual."""

@@ -1,0 +1,106 @@
+"""The frame of the screen: header, footer, and what stands there when there is nothing to watch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwatch.tui.draw.common import labelled
+from gpuwatch.tui.format import clock
+from gpuwatch.tui.text import clean, crop, cut, fit, line_width, width_of
+from gpuwatch.tui.view.status import banner, plural, recording_text, sources_text, state_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuwatch.snapshot import Snapshot
+    from gpuwatch.tui.text import Line, Span
+    from gpuwatch.tui.view.model import Model
+
+VIEWS = ("overview", "gpus", "engine", "findings", "logs", "ledger", "rules")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHint:
+    """One entry of the footer: the key as it is written, what it does, and the action it stands for."""
+
+    key: str
+    label: str
+    action: str
+    active: bool = False
+
+
+def header(model: Model, width: int) -> list[Line]:
+    """Return the header: program, host, state, what is watched, recording, time; and the banner of a demo."""
+    snapshot = model.snapshot
+    glyph, words, tone = state_text(snapshot, model.pulse)
+    if snapshot is None:
+        return [crop(((" gpuwatch", "title"), (f"   {glyph} {words}", tone)), width)]
+    time = f"{clock(snapshot.time)} "
+    record, record_tone = recording_text(snapshot)
+    watched = [
+        (plural(len(model.gpus), "GPU") if model.gpus else "no GPU", ""),
+        (plural(len(model.engines), "engine") if model.engines else "no engine", ""),
+        *sources_text(snapshot),
+    ]
+    for host_width, gap, brief in ((30, 5, False), (16, 3, False), (10, 2, False), (8, 2, True)):
+        left: list[Span] = [(" gpuwatch ", "title"), (f" {cut(clean(snapshot.host), host_width)}", "bright")]
+        left += [(" " * gap + glyph + " ", tone), (words, tone), (" " * gap, "")]
+        for i, (text, colour) in enumerate(watched[: 2 if brief else None]):
+            left += [(" · " if i else "", "dim"), (text, colour)]
+        if record:
+            left += [
+                (" " * gap, ""),
+                (record.split(" ●")[0] + " ●" if brief and "●" in record else record, record_tone),
+            ]
+        if line_width(tuple(left)) + len(time) + 1 <= width:
+            break
+    line = crop(left, width - len(time) - 1)
+    top = (*line, (" " * (width - line_width(line) - len(time)), ""), (time, "bright"))
+    text = banner(snapshot)
+    return [top, ((fit(f" {text}", width), "banner"),)] if text else [top]
+
+
+def footer(hints: Sequence[KeyHint], notice: tuple[str, str], width: int) -> tuple[Line, list[tuple[int, int, str]]]:
+    """Return the footer and where its entries are, as (first cell, cell after the last, action)."""
+    if notice[0]:
+        return crop(((f" {notice[0]}", notice[1]),), width), []
+    spans: list[Span] = []
+    places: list[tuple[int, int, str]] = []
+    gap = 2 if sum(2 + width_of(f"{hint.key} {hint.label}") for hint in hints) <= width else 1
+    at = 0
+    for hint in hints:
+        text = f" {hint.label}" if hint.label else ""
+        need = gap + width_of(hint.key + text)
+        if at + need > width:
+            continue
+        spans += [(" " * gap, ""), (hint.key, "title.focus" if hint.active else "key")]
+        spans.append((text, "title" if hint.active else "dim"))
+        places.append((at, at + need, hint.action))
+        at += need
+    return tuple(spans), places
+
+
+def empty_machine(snapshot: Snapshot, width: int, *, demo: bool) -> list[Line]:
+    """Return what was looked for on a machine without GPUs and engines, and why it was not found."""
+    lines: list[Line] = [(), ((" ◌ ", "info"), ("no GPU and no engine found on this machine", "bright")), ()]
+    for what, why in snapshot.looked_for:
+        lines += labelled(clean(what), clean(why), width, "", 28)
+    lines.append(())
+    if demo:
+        lines += [(("   press ", ""), ("d", "key"), (" to see a recorded run with simulated GPUs", "")), ()]
+    for command, what in _HELPFUL:
+        lines.append(crop(((f"   {command:<38}", ""), (what, "dim")), width))
+    lines += [(), crop((("   this page changes by itself as soon as a GPU or an engine appears", "dim"),), width)]
+    return lines
+
+
+_HELPFUL = (
+    ("gpuwatch doctor", "what can be seen here, and how to fix the rest"),
+    ("gpuwatch tui --engine http://HOST:PORT", "an engine that was not found"),
+)
+
+
+def starting(width: int) -> list[Line]:
+    """Return what is shown before the first snapshot."""
+    return [(), crop(((" ◌ ", "info"), ("looking for GPUs and engines…", "bright")), width)]

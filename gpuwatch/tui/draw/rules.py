@@ -1,0 +1,68 @@
+"""Rule lines: state, value against threshold, and the details of one rule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuwatch.tui.draw.common import columns, labelled
+from gpuwatch.tui.format import number
+from gpuwatch.tui.text import clean, crop, fit, width_of
+from gpuwatch.tui.view.rules import rules
+from gpuwatch.tui.view.status import source_rows
+
+if TYPE_CHECKING:
+    from gpuwatch.snapshot import Snapshot
+    from gpuwatch.tui.text import Line
+    from gpuwatch.tui.view.rules import RuleRow
+
+
+def table(snapshot: Snapshot, width: int) -> tuple[Line, list[tuple[RuleRow, Line]]]:
+    """Return the header and one line per rule."""
+    found = rules(snapshot)
+    name_width = min(max((width_of(row.name) for row in found), default=4), 24 if width < 100 else 40)
+    rest = width - name_width - 54
+
+    def line(name: str, severity: str, status: tuple[str, str], reading: str, detail: str) -> Line:
+        head = status[1] == "label"
+        cells = [
+            (status[0], 17, "<", status[1]),
+            (name, name_width, "<", "label" if head else ""),
+            (severity, 8, "<", "label" if head else "dim"),
+            (reading, 17, ">", "label" if head else "bright"),
+        ]
+        return columns([*cells, (detail, rest, "<", "label" if head else "dim")] if rest >= 12 else cells)
+
+    header = line("rule", "severity", ("  state", "label"), "value / threshold", "detail")
+    rows = []
+    for row in found:
+        shown = line(row.name, row.severity, (f"{row.glyph} {row.status}", row.tone), row.reading or "-", row.detail)
+        rows.append((row, crop(shown, width)))
+    return crop(header, width), rows
+
+
+def details(row: RuleRow, width: int) -> list[Line]:
+    """Return one rule with its expression and every comparison."""
+    rule = row.rule
+    lines = [
+        *labelled("rule", f"{row.name} ({row.severity})", width, "bright"),
+        *labelled("state", f"{row.glyph} {row.status}", width, row.tone),
+    ]
+    if row.detail:
+        lines += labelled("", row.detail, width, "warn")
+    for text, value, threshold in rule.readings:
+        lines += labelled("compares", f"{clean(text)} · value {number(value)} · threshold {number(threshold)}", width)
+    lines += labelled("finding", clean(rule.id), width, "info")
+    lines += labelled("expr", clean(" ".join(rule.expr.split())), width)
+    return lines + labelled("file", clean(rule.file), width, "dim")
+
+
+def sources(snapshot: Snapshot, width: int) -> list[Line]:
+    """Return one line per source: whether it answers, why not, and how old its data is."""
+    target_width = min(max((len(target) for _, target, _, _ in source_rows(snapshot)), default=8), 34)
+    return [
+        crop(
+            ((f" {glyph} ", tone), (fit(target, target_width), ""), (f"  {state}", tone if tone != "ok" else "dim")),
+            width,
+        )
+        for glyph, target, state, tone in source_rows(snapshot)
+    ]

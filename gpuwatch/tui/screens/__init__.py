@@ -1,0 +1,1 @@
+"""One module per view; each is imported when it is first opened."""

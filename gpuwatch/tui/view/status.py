@@ -1,0 +1,136 @@
+"""The one-line summaries: what the screen shows, how fresh it is, which sources answer, what was concluded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwatch.tui.format import age, seconds, size
+from gpuwatch.tui.text import clean
+from gpuwatch.tui.view.reasons import source_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpuwatch.snapshot import Mode, Snapshot, SourceState
+    from gpuwatch.tui.view.findings import Row
+
+LATE_INTERVALS = 3.0
+"""A screen without a new snapshot for this many intervals (at least `LATE_SECONDS`) says so."""
+LATE_SECONDS = 5.0
+
+MODES: Mapping[Mode, str] = {
+    "live": "live",
+    "demo": "demo",
+    "replay": "replay",
+    "attached": "attached",
+    "prometheus": "Prometheus",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """How the screen follows the world. Times in milliseconds since the epoch, ages in seconds.
+
+    `paused` and `viewing` belong to the screen: paused shows `viewing` (None: the moment of the pause) while the
+    world goes on; `silent` is how long no snapshot has come.
+    """
+
+    paused: bool = False
+    silent: float = 0.0
+    newest: int = 0
+
+
+def state_text(snapshot: Snapshot | None, pulse: Pulse) -> tuple[str, str, str]:
+    """Return (glyph, words, tone) of the screen's state: starting, live, late, paused, demo, replay, …."""
+    if snapshot is None:
+        return "◌", "starting", "info"
+    if pulse.paused:
+        behind = (pulse.newest - snapshot.time) / 1000
+        return "‖", f"paused -{age(behind)}" if behind >= 1 else "paused", "warn"
+    if pulse.silent >= max(LATE_INTERVALS * snapshot.interval, LATE_SECONDS):
+        return "✗", f"no data for {age(pulse.silent)}", "crit"
+    return "●", f"{MODES[snapshot.mode]} {snapshot.interval:.1f} s", "ok"
+
+
+def banner(snapshot: Snapshot | None) -> str:
+    """Return the sentence that stays on screen while what is shown is not this machine, now."""
+    if snapshot is None:
+        return ""
+    recording = snapshot.recording
+    position = ""
+    if recording is not None and recording.length > 0:
+        position = f"  {seconds(float(round(recording.position)))} of {seconds(float(round(recording.length)))}"
+    if snapshot.mode == "demo":
+        return f"DEMO: recorded run, simulated GPUs{position}"
+    if snapshot.mode == "replay":
+        return f"REPLAY: {clean(recording.path) if recording is not None else 'a recording'}{position}"
+    return ""
+
+
+def recording_text(snapshot: Snapshot | None) -> tuple[str, str]:
+    """Return (words, tone) about a recording in progress; empty while none is."""
+    if snapshot is None or snapshot.recording is None or snapshot.mode in ("demo", "replay"):
+        return "", ""
+    if snapshot.recording.error:
+        return "rec ✗", "crit"
+    return f"rec ● {size(float(snapshot.recording.bytes))}", "crit"
+
+
+def _short(source: SourceState) -> str:
+    """Return how a source is called in the header: its kind, or the engine's port."""
+    name = source.server or source.target.partition(":")[2] or source.target
+    return f":{name.rpartition(':')[2]}" if source.kind == "engine" else source.kind
+
+
+def sources_text(snapshot: Snapshot) -> list[tuple[str, str]]:
+    """Return (words, tone) per kind of source beside GPUs and engines, and one per source that is down."""
+    parts: list[tuple[str, str]] = []
+    for kind, name in (("log", "log"), ("kernel", "kernel log")):
+        own = [source for source in snapshot.sources if source.kind == kind]
+        if own and all(source.up for source in own):
+            parts.append((f"{name} ✓" if len(own) == 1 else f"{len(own)} {name}s ✓", "ok"))
+    down = [source for source in snapshot.sources if not source.up]
+    if len(down) > 2:
+        parts.append((f"{len(down)} sources ✗", "warn"))
+    else:
+        parts += [(f"{clean(_short(source))} ✗", "warn") for source in down]
+    return parts
+
+
+def plural(number: int, word: str) -> str:
+    """Return ``1 engine`` or ``2 engines``."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def conclusion(snapshot: Snapshot, rows: tuple[Row, ...]) -> tuple[str, str, str]:
+    """Return (glyph, words, tone): what can be said when there is no finding; unknown is never healthy."""
+    if any(row.finding.state != "resolved" for row in rows):
+        return "", "", ""
+    rules = snapshot.rules
+    blind = [rule for rule in rules if rule.status in ("not_evaluable", "error")]
+    down = [source for source in snapshot.sources if not source.up]
+    if not rules or not snapshot.answers:
+        return "◌", "nothing to judge yet", "dim"
+    if len(blind) == len(rules):
+        return "?", f"cannot tell: none of {plural(len(rules), 'rule')} can be evaluated yet", "warn"
+    if blind or down:
+        parts = [f"{len(rules) - len(blind)} of {plural(len(rules), 'rule')} find nothing"]
+        if blind:
+            parts.append(f"{len(blind)} cannot be evaluated (key 7)")
+        if down:
+            parts.append(f"{plural(len(down), 'source')} not answering")
+        return "·", "; ".join(parts), "dim"
+    return "✓", f"no findings: {plural(len(rules), 'rule')} evaluated, all quiet", "ok"
+
+
+def source_rows(snapshot: Snapshot) -> list[tuple[str, str, str, str]]:
+    """Return (glyph, target, state, tone) of every source."""
+    rows = []
+    for source in sorted(snapshot.sources, key=lambda s: (s.up, s.kind, s.target)):
+        fresh = f"{age(source.age)} ago" if source.age is not None else "never"
+        if source.up:
+            rows.append(("✓", clean(source.target), f"last data {fresh}", "ok"))
+        else:
+            rows.append(("✗", clean(source.target), f"{clean(source_problem(source))}; last data {fresh}", "warn"))
+    return rows

@@ -1,0 +1,1 @@
+"""The few widgets that the views are made of."""

@@ -1,0 +1,204 @@
+"""Time of one tick of rules and catalogue over a full store: run it as a program.
+
+Prints milliseconds of processor time and, because machines differ, the ratio to a floor measured in the same run:
+one numpy reduction of eight series over a minute per expression.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from gpuwatch.model import NAME, series  # noqa: E402  # the path comes first
+from gpuwatch.promql.local import LocalQuerier  # noqa: E402
+from gpuwatch.queries import QUERIES  # noqa: E402
+from gpuwatch.series import ENGINE, GPU, METRICS  # noqa: E402
+from gpuwatch.store import Store  # noqa: E402
+
+START = 1_790_000_000_000
+BOUNDS = [
+    *("0.001", "0.005", "0.01", "0.02", "0.04", "0.06", "0.08", "0.1", "0.25", "0.5", "0.75", "1.0", "2.5", "5.0"),
+    *("7.5", "10.0", "20.0", "40.0", "80.0", "160.0", "640.0", "2560.0", "+Inf"),
+]
+RULES = """
+rate(gpuwatch_engine_preemptions_total[1m]) > 0.1 and avg_over_time(gpuwatch_engine_kv_cache_usage_ratio[1m]) > 0.4
+histogram_quantile(0.99, sum by (le, model_name, server) \
+(rate(gpuwatch_engine_time_to_first_token_seconds_bucket[1m]))) > 2
+histogram_quantile(0.95, sum by (le, model_name, server) \
+(rate(gpuwatch_engine_inter_token_latency_seconds_bucket[1m]))) > 0.2
+histogram_quantile(0.99, sum by (le, model_name) (rate(gpuwatch_engine_e2e_latency_seconds_bucket[5m]))) > 30
+histogram_quantile(0.9, sum by (le, server) (rate(gpuwatch_engine_queue_time_seconds_bucket[1m]))) > 1
+sum by (server) (rate(gpuwatch_engine_generation_tokens_total[1m])) < 10 and on (server) \
+gpuwatch_engine_requests_running > 0
+rate(gpuwatch_engine_prefix_cache_hits_total[1m]) / rate(gpuwatch_engine_prefix_cache_queries_total[1m]) < 0.1
+deriv(gpuwatch_engine_requests_waiting[1m]) > 0.5
+avg_over_time(gpuwatch_engine_requests_waiting[2m]) > 10
+sum by (server) (increase(gpuwatch_engine_requests_finished_total{reason="abort"}[5m])) > 5
+sum by (server) (rate(gpuwatch_engine_requests_finished_total[1m])) == 0 and on (server) \
+gpuwatch_engine_requests_running > 0
+absent(gpuwatch_engine_requests_running)
+max_over_time(gpuwatch_gpu_temperature_celsius[1m]) > 85
+rate(gpuwatch_gpu_throttle_seconds_total{reason="thermal"}[1m]) > 0.1
+rate(gpuwatch_gpu_throttle_seconds_total{reason="power"}[1m]) > 0.5
+rate(gpuwatch_gpu_throttle_seconds_total{reason=~"hw_.*"}[1m]) > 0
+increase(gpuwatch_gpu_xid_errors_total[5m]) > 0
+increase(gpuwatch_gpu_ecc_errors_total{type="uncorrected"}[10m]) > 0
+rate(gpuwatch_gpu_ecc_errors_total{type="corrected"}[10m]) > 1
+gpuwatch_gpu_memory_used_bytes / gpuwatch_gpu_memory_total_bytes > 0.97
+predict_linear(gpuwatch_gpu_memory_used_bytes[5m], 600) > 1e12
+avg_over_time(gpuwatch_gpu_busy_ratio[1m]) < 0.1 and on (host) sum by (host) (gpuwatch_gpu_power_watts) > 100
+stddev by (host) (avg_over_time(gpuwatch_gpu_sm_clock_hertz[1m])) > 1e8
+max by (host) (avg_over_time(gpuwatch_gpu_busy_ratio[1m])) - min by (host) \
+(avg_over_time(gpuwatch_gpu_busy_ratio[1m])) > 0.5
+rate(gpuwatch_gpu_pcie_receive_bytes_total[1m]) > 2e10
+rate(gpuwatch_gpu_nvlink_transmit_bytes_total[1m]) > 2e11
+rate(gpuwatch_gpu_energy_joules_total[1m]) / gpuwatch_gpu_power_limit_watts > 0.98
+changes(gpuwatch_gpu_sm_clock_hertz[1m]) > 30
+quantile_over_time(0.5, gpuwatch_gpu_busy_ratio[1m]) < 0.2
+gpuwatch_gpu_temperature_celsius - on (gpu, host) group_left gpuwatch_gpu_memory_temperature_celsius > 20
+topk(3, rate(gpuwatch_engine_generation_tokens_total[1m])) < 1
+sum(rate(gpuwatch_engine_prompt_tokens_total[1m])) / sum(rate(gpuwatch_engine_generation_tokens_total[1m])) > 100
+histogram_quantile(0.99, sum by (le) (rate(gpuwatch_engine_prefill_time_seconds_bucket[1m]))) > 5
+histogram_quantile(0.99, sum by (le) (rate(gpuwatch_engine_decode_time_seconds_bucket[1m]))) > 60
+rate(gpuwatch_engine_time_to_first_token_seconds_sum[1m]) / \
+rate(gpuwatch_engine_time_to_first_token_seconds_count[1m]) > 2 * \
+(rate(gpuwatch_engine_time_to_first_token_seconds_sum[5m] offset 5m) / \
+rate(gpuwatch_engine_time_to_first_token_seconds_count[5m] offset 5m))
+avg_over_time(gpuwatch_engine_kv_cache_usage_ratio[1m]) > 0.95 unless on (server) \
+gpuwatch_engine_requests_waiting == 0
+max_over_time(rate(gpuwatch_engine_preemptions_total[30s])[5m:10s]) > 5
+min_over_time(gpuwatch_gpu_sm_clock_hertz[1m]) < 0.5 * max_over_time(gpuwatch_gpu_sm_clock_hertz[10m])
+histogram_quantile(0.99, rate(gpuwatch_engine_iteration_tokens_bucket[1m])) > 8192
+count by (host) (gpuwatch_source_up == 0) > 0
+""".strip().splitlines()
+
+
+def targets(gpus: int, engines: int) -> dict[str, tuple[list[tuple[tuple[str, str], ...]], list[bool]]]:
+    """Return the series of each target and which of them are counters."""
+    found: dict[str, tuple[list[tuple[tuple[str, str], ...]], list[bool]]] = {"nvml": ([], []), "host": ([], [])}
+    for metric in METRICS.values():
+        if metric.labels[: len(GPU)] == GPU:
+            for gpu in range(gpus):
+                _add(found["nvml"], metric, {"host": "node1", "uuid": f"GPU-{gpu:04d}", "gpu": str(gpu)})
+        elif metric.labels[: len(ENGINE)] == ENGINE or "server" in metric.labels[:2]:
+            for engine in range(engines):
+                target = found.setdefault(f"engine:{engine}", ([], []))
+                own = {"host": "node1", "server": f"127.0.0.1:{8000 + engine}", "engine_kind": "vllm"}
+                if metric.labels[: len(ENGINE)] == ENGINE:
+                    own |= {"model_name": "llama", "dp_rank": "0"}
+                _add(target, metric, own)
+        else:
+            _add(found["host"], metric, {"host": "node1"})
+    return found
+
+
+def _add(target, metric, own):
+    keys, counters = target
+    if metric.kind == "histogram":
+        for bound in BOUNDS:
+            keys.append(series(f"{metric.name}_bucket", le=bound, **own))
+        keys += [series(f"{metric.name}_sum", **own), series(f"{metric.name}_count", **own)]
+        counters += [True] * (len(BOUNDS) + 2)
+        return
+    values = {
+        "reason": ("power", "thermal", "hw_thermal", "abort", "stop", "length"),
+        "type": ("corrected", "uncorrected"),
+    }
+    extra = next((name for name in metric.labels if name in values and name not in own), None)
+    for value in values[extra] if extra else ("",):
+        keys.append(series(metric.name, **own, **({extra: value} if extra else {})))
+        counters.append(metric.kind == "counter")
+
+
+def fill(store: Store, found, samples: int) -> int:
+    """Write `samples` seconds; return the last time."""
+    rng = np.random.default_rng(1)
+    for target, (keys, counters) in found.items():
+        names = tuple(keys)
+        step = rng.random((samples, len(keys)))
+        step[:, counters] = step[:, counters].cumsum(axis=0)
+        for second in range(samples):
+            store.append(target, START + second * 1000, names, step[second])
+    return START + (samples - 1) * 1000
+
+
+def floor(store: Store, expressions: int) -> float:
+    """Return milliseconds for one numpy reduction of a minute of eight series, once per expression."""
+    block = next(block for block in store.blocks if block.target == "nvml")
+    started = time.thread_time()
+    for _ in range(expressions):
+        block.data[:8, block.stop - 60 : block.stop].sum(axis=1)
+    return (time.thread_time() - started) * 1000
+
+
+def tick(store: Store, querier: LocalQuerier, found, exprs: list[str], now: int) -> float:
+    """Append one second to every target and return milliseconds for evaluating `exprs`."""
+    rng = np.random.default_rng(now)
+    for target, (keys, _) in found.items():
+        block = next(block for block in store.blocks if block.target == target)
+        store.append(target, now, block.keys, block.data[: len(keys), block.stop - 1] + rng.random(len(keys)))
+    started = time.thread_time()
+    for expr in exprs:
+        querier.instant(expr, now)
+    return (time.thread_time() - started) * 1000
+
+
+def run(title: str, gpus: int, engines: int, wanted: int, samples: int = 600) -> None:
+    """Measure one size; series that nobody asks for make up the number that is wanted."""
+    store = Store()
+    found = targets(gpus, engines)
+    keys, counters = found["host"]
+    lacking = wanted - sum(len(names) for names, _ in found.values())
+    keys += [series("gpuwatch_other", host="node1", n=str(number)) for number in range(lacking)]
+    counters += [False] * lacking
+    now = fill(store, found, samples)
+    catalogue = [query.expr("10s") for query in QUERIES.values()]
+    lowest = min(floor(store, len(RULES) + len(catalogue)) for _ in range(20))
+    appends: list[float] = []
+    print(f"{title}: {store.series} series x {samples} samples, {store.nbytes / 2**20:.1f} MiB, floor {lowest:.2f} ms")
+    for name, exprs in (("rules", RULES), ("catalogue", catalogue), ("both", RULES + catalogue)):
+        querier = LocalQuerier(store)
+        times = []
+        for _ in range(25):
+            now += 1000
+            times.append(tick(store, querier, found, exprs, now))
+        typical = statistics.median(times[5:])
+        print(
+            f"  {name:9} {len(exprs):3} expressions: median {typical:6.2f} ms, best {min(times):6.2f} ms, {typical / lowest:5.1f} x floor"
+        )
+    nvml = next(block for block in store.blocks if block.target == "nvml")
+    values = [1.0] * len(nvml.labels)
+    for _ in range(100):
+        now += 1000
+        started = time.thread_time()
+        store.append("nvml", now, nvml.keys, values)
+        appends.append((time.thread_time() - started) * 1e6)
+    print(f"  append of {len(values)} series: median {statistics.median(appends):.0f} us")
+    if "-v" in sys.argv:
+        _dearest(LocalQuerier(store), RULES + catalogue, now)
+
+
+def _dearest(querier: LocalQuerier, exprs: list[str], now: int) -> None:
+    cost = []
+    for expr in exprs:
+        querier.instant(expr, now)
+        started = time.thread_time()
+        for step in range(10):
+            querier.instant(expr, now - step - 1)
+        cost.append(((time.thread_time() - started) * 100, expr))
+    for milliseconds, expr in sorted(cost, reverse=True)[:12]:
+        print(f"    {milliseconds:6.3f} ms  {expr[:110]}")
+
+
+if __name__ == "__main__":
+    names = sorted({dict(key)[NAME] for keys, _ in targets(8, 1).values() for key in keys})
+    print(f"{len(names)} metric names, {len(RULES)} rules, {len(QUERIES)} catalogue queries")
+    run("8 GPUs, 1 engine", 8, 1, 1100)
+    run("8 GPUs, 7 engines", 8, 7, 3000)

@@ -1,0 +1,141 @@
+"""A real vLLM server on the CPU, and the loads that make it healthy or ill."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import requests
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = Path(os.environ.get("GPUWATCH_CACHE", ROOT / ".cache"))
+VENV = CACHE / "vllm-0.32.0"
+MODEL = "tiny-llama"
+READY_SECONDS = 300
+VOCABULARY = 1000
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def link_model(folder: Path) -> None:
+    """Put the model into `folder`; it is made once."""
+    made = CACHE / MODEL
+    if not (made / "config.json").exists():
+        subprocess.run([VENV / "bin/python", Path(__file__).with_name("model.py"), made], check=True, timeout=120)
+    if not (folder / MODEL).exists():
+        (folder / MODEL).symlink_to(made)
+
+
+class VllmServer:
+    """One server process with its log file. `flags` are added to those that every run needs.
+
+    The server runs in the folder of the log, with the model as a relative path: no path of the machine is in its words.
+    """
+
+    def __init__(self, flags: list[str], log: Path, ranks: int = 1, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.server = f"127.0.0.1:{self.port}"
+        self.log = log
+        environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        environ |= {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        if ranks > 1:
+            environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(ranks))
+            flags = [*flags, "--tensor-parallel-size", str(ranks)]
+        command = [
+            str(VENV / "bin/vllm"), "serve", MODEL, "--load-format", "dummy", "--dtype", "bfloat16",
+            "--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager",
+            *flags,
+        ]  # fmt: skip
+        link_model(log.parent)
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, env=environ, cwd=log.parent, start_new_session=True
+            )
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                tail = self.log.read_text(errors="replace")[-3000:]
+                raise AssertionError(f"vLLM ended with status {self.process.returncode}:\n{tail}")
+            with contextlib.suppress(requests.RequestException):
+                if requests.get(self.url + "/health", timeout=2).status_code == 200:
+                    return
+            time.sleep(0.5)
+        raise AssertionError(f"vLLM not ready after {READY_SECONDS} s")
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(15)
+
+    def complete(self, prompt: list[int], max_tokens: int, timeout: float = 300, stop: bool = False) -> int:
+        """Send token ids and return the number of prompt tokens that the server counted; 0 when it failed."""
+        body = {
+            "model": MODEL, "prompt": prompt, "max_tokens": max_tokens,
+            "temperature": 1.0, "ignore_eos": not stop,
+        }  # fmt: skip
+        try:
+            answer = requests.post(self.url + "/v1/completions", json=body, timeout=timeout)
+            return int(answer.json()["usage"]["prompt_tokens"])
+        except (requests.RequestException, ValueError, KeyError):
+            return 0
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(10, VOCABULARY) for _ in range(count)]
+
+
+class Load:
+    """Requests that are sent in the background until `stop`; `stop` waits for those that are open."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def burst(self, server: VllmServer, requests_at_once: int, prompt: int, output: int, seed: int = 0) -> None:
+        """Send `requests_at_once` different prompts at one moment."""
+        for number in range(requests_at_once):
+            ids = tokens(prompt, seed * 1000 + number)
+            self._start(lambda ids=ids: server.complete(ids, output, timeout=120))
+
+    def steady(self, server: VllmServer, clients: int, prompt: int, output: int) -> None:
+        """Keep `clients` requests open, each with a new prompt, until `stop`."""
+
+        def client(first: int) -> None:
+            number = first * 100_000
+            while not self.done.is_set():
+                server.complete(tokens(prompt, number), output, timeout=60)
+                number += 1
+
+        for number in range(clients):
+            self._start(lambda number=number: client(number + 1))
+
+    def _start(self, work) -> None:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+
+    def stop(self, timeout: float = 60) -> None:
+        self.done.set()
+        deadline = time.monotonic() + timeout
+        for thread in self.threads:
+            thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.cli.output import ranked, report_json
+from gpuwatch.diagnosis.finding import Advice, Evidence, Finding, NotEnough
+from gpuwatch.recording import Reader
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = ROOT / "tests" / "fixtures" / "pages"
+FINDING_KEYS = {
+    "id", "severity", "title", "cause", "confidence", "evidence", "advice", "caused_by", "state", "since", "until",
+    "labels",
+}  # fmt: skip
+
+
+def gpuwatch(*args, timeout=60, **env):
+    return subprocess.run(
+        [sys.executable, "-m", "gpuwatch", *map(str, args)], cwd=ROOT, capture_output=True, text=True,
+        timeout=timeout, env={**os.environ, **env}, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A configuration that looks at nothing of this machine."""
+    path = tmp_path / "alone.toml"
+    path.write_text("gpus = false\ndiscovery = false\n")
+    return path
+
+
+@pytest.fixture
+def server():
+    """Serves a real page of a healthy vLLM server."""
+    body = (PAGES / "vllm-0.31.0-healthy.txt").read_bytes()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            found = self.path == "/metrics"
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(body if found else b"")
+
+        def log_message(self, *args):
+            pass
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{httpd.server_port}"
+    httpd.shutdown()
+    httpd.server_close()
+    thread.join(5)
+
+
+def test_help_names_every_command_and_the_exit_codes():
+    done = gpuwatch("--help")
+    assert done.returncode == 0
+    for word in ("tui", "check", "doctor", "rules", "130  interrupted"):
+        assert word in done.stdout
+
+
+def test_help_needs_none_of_the_heavy_libraries():
+    code = "import sys; from gpuwatch.cli import build_parser; build_parser(); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert not {"numpy", "textual", "requests", "promql_parser", "psutil", "yaml"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["nonsense"], "invalid choice: 'nonsense'"),
+        (["check", "--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["check", "--for", "soon"], "argument --for: invalid float value: 'soon'"),
+        (["check", "--for", "0"], "--for is 0; allowed: 1 to 86400 seconds"),
+        (["check", "--engine", "ftp://h"], "allowed: http://HOST:PORT or https://HOST:PORT"),
+        (["check", "--interval", "0"], "key 'interval' is 0.0; allowed: a number from 0.2 to 60"),
+        (["check", "--config", "/no/such.toml"], "/no/such.toml: No such file or directory"),
+        (["check", "--record", "/no/such/folder/x.rec"], "/no/such/folder/x.rec: No such file or directory"),
+        (["tui"], "the screen needs a terminal"),
+        (["tui", "--demo", "--replay", "x"], "--demo and --replay exclude each other"),
+        (["tui", "--replay", "/etc/hostname"], "/etc/hostname: not a gpuwatch recording"),
+        (["tui", "--demo", "--record", "x"], "--record needs something live"),
+    ],
+)
+def test_wrong_usage_is_one_line_on_stderr_and_exit_code_2(args, message):
+    done = gpuwatch(*args)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_nothing_to_judge_is_exit_code_3(alone):
+    done = gpuwatch("check", "--for", 1, "--config", alone, "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 3
+    assert report["findings"] == []
+    assert {"id": "gpu_lost", "missing": "no GPU is seen", "labels": {}} in report["not_enough_evidence"]
+
+
+def test_a_healthy_engine_is_exit_code_0_and_named_with_its_version(alone, server):
+    done = gpuwatch("check", "--for", 3, "--config", alone, "--engine", server, "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["schema"], report["findings"]) == (0, 1, [])
+    engine = next(item for item in report["inputs"] if item["kind"] == "engine")
+    assert (engine["path"], engine["up"], engine["engine"]) == (server.removeprefix("http://"), True, "vllm")
+
+
+def test_an_engine_that_never_answered_is_no_verdict_and_says_why(alone):
+    done = gpuwatch("check", "--for", 2, "--config", alone, "--engine", "http://127.0.0.1:9", "--json")
+    engine = next(item for item in json.loads(done.stdout)["inputs"] if item["kind"] == "engine")
+    assert done.returncode == 3
+    assert (engine["up"], engine["reason"]) == (False, "unreachable")
+    assert "127.0.0.1:9" in engine["detail"]
+
+
+def test_the_json_of_findings_has_exactly_the_documented_keys():
+    finding = Finding(
+        "tp_imbalance", "warning", "title", "cause", 0.5, (Evidence("seen", "metrics", None, "m", 1.0, "bytes"),),
+        (Advice("do", "--flag", "1", "2"),), since=1000, labels={"uuid": "GPU-1"},
+    )  # fmt: skip
+    report = report_json([], [finding], [NotEnough("gpu_lost", "needs x", {"host": "h"})])
+    (shown,) = report["findings"]
+    assert set(report) == {"schema", "inputs", "findings", "not_enough_evidence"}
+    assert set(shown) == FINDING_KEYS
+    assert shown["evidence"] == [
+        {"source": "metrics", "line": None, "text": "seen", "name": "m", "value": 1.0, "unit": "bytes"}
+    ]
+    assert shown["advice"] == [{"text": "do", "flag": "--flag", "from": "1", "to": "2"}]
+    assert report["not_enough_evidence"] == [{"id": "gpu_lost", "missing": "needs x", "labels": {"host": "h"}}]
+
+
+def test_symptoms_follow_their_cause_and_the_worst_cause_comes_first():
+    def made(id_, severity, since, caused_by=None):
+        return Finding(id_, severity, id_, "", 1.0, (), since=since, caused_by=caused_by)
+
+    findings = [
+        made("gpu_headroom_low", "warning", 1),
+        made("queue_growth", "warning", 9, "kv_preemption_storm"),
+        made("kv_preemption_storm", "critical", 5),
+        made("prefix_cache_zero_hit", "info", 0),
+    ]
+    assert [finding.id for finding in ranked(findings)] == [
+        "kv_preemption_storm", "queue_growth", "gpu_headroom_low", "prefix_cache_zero_hit",
+    ]  # fmt: skip
+
+
+def test_ctrl_c_ends_at_once_with_exit_code_130(alone, server):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpuwatch", "check", "--for", "600", "--config", alone, "--engine", server],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    time.sleep(2.5)
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert time.monotonic() - begun < 3
+    assert "Traceback" not in err
+
+
+def test_doctor_says_in_json_what_was_looked_at(alone, server):
+    done = gpuwatch("doctor", "--json", "--config", alone, "--engine", server)
+    checks = json.loads(done.stdout)["checks"]
+    assert done.returncode == 0
+    assert {check["area"] for check in checks} >= {"program", "rules", "engine", "host"}
+    assert all(set(check) == {"area", "what", "status", "detail", "fix"} for check in checks)
+    engine = next(check for check in checks if check["area"] == "engine")
+    assert engine["status"] == "ok"
+
+
+def test_doctor_exits_with_3_where_there_is_neither_gpu_nor_engine(alone):
+    assert gpuwatch("doctor", "--quiet", "--config", alone).returncode == 3
+
+
+def test_a_recording_of_a_check_is_readable(alone, server, tmp_path):
+    path = tmp_path / "run.rec"
+    done = gpuwatch("check", "--for", 3, "--config", alone, "--engine", server, "--record", path)
+    assert done.returncode == 0
+    ticks = list(Reader(path).ticks())
+    assert len(ticks) >= 2
+    assert any(batch.target.startswith("engine:") for tick in ticks for batch in tick.batches)

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import pytest
+
+from gpuwatch.model import Batch, Reason, series
+from gpuwatch.sources.derived import Derived
+from tests.unit.diagnosis.storms import IDENTITY, KEYS, START, VLLM_0_10_2, VLLM_0_31_0, Page, batch, keys, read, values
+
+TARGET = "engine:127.0.0.1:8000"
+EVICTIONS = "gpuwatch_engine_evictions_total"
+SINCE_TOKEN = "gpuwatch_engine_seconds_since_token"
+FROZEN = "gpuwatch_engine_page_frozen_seconds"
+LENGTH = "gpuwatch_engine_request_length_seen_tokens"
+
+
+class Feed:
+    """Feeds pages given as changes of a base page, one second apart unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.derived = Derived("h")
+        self.page = Page(0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self.out = None
+
+    def __call__(self, after: int = 1, **changes) -> Feed:
+        self.page = self.page._replace(at=self.page.at + after, **changes)
+        self.out = self.derived.update(START + self.page.at * 1000, [batch(self.page)])
+        return self
+
+    def fail(self, reason: Reason = Reason.TIMEOUT, after: int = 1) -> Feed:
+        self.page = self.page._replace(at=self.page.at + after)
+        time = START + self.page.at * 1000
+        self.out = self.derived.update(time, [Batch(TARGET, time, up=False, reason=reason)])
+        return self
+
+    def __getitem__(self, name: str) -> float | None:
+        return read(self.out, name)
+
+
+def evictions_after(pages):
+    derived, seen = Derived("h"), {}
+    for page in pages:
+        out = derived.update(START + page.at * 1000, [batch(page)])
+        seen[page.at] = read(out, EVICTIONS)
+    return seen
+
+
+def test_the_storm_of_0_10_2_has_three_evictions_and_the_first_is_seen_at_six_seconds():
+    # Running 7 -> 6 -> 5 -> 4 while nothing finishes; the engine's own counter stays at 0.
+    assert evictions_after(VLLM_0_10_2) == {0: 0, 3: 0, 6: 1, 12: 1, 18: 1, 24: 2, 30: 3, 36: 3}
+
+
+def test_the_storm_of_0_31_0_is_seen_twelve_seconds_before_the_engine_counts_one():
+    # 5 -> 3 -> 2, then two requests finish and others take their places: a lower bound.
+    assert evictions_after(VLLM_0_31_0) == {0: 0, 3: 0, 6: 0, 12: 2, 18: 3, 24: 3, 30: 3, 36: 3}
+    assert next(page.at for page in VLLM_0_31_0 if page.preemptions) == 24
+
+
+def test_the_counter_is_there_at_zero_from_the_first_page():
+    assert Feed()()[EVICTIONS] == 0
+
+
+@pytest.mark.parametrize("reason", range(3))
+def test_a_request_that_finishes_for_any_reason_is_no_eviction(reason):
+    derived = Derived("h")
+    before, after = values(Page(0, 5, 3, 30, 0, 0, 100, 100, 5)), values(Page(1, 4, 3, 25, 0, 0, 100, 120, 5))
+    after[10 + reason] += 1
+    derived.update(START, [Batch(TARGET, START, KEYS, before)])
+    out = derived.update(START + 1000, [Batch(TARGET, START + 1000, KEYS, after)])
+    assert read(out, EVICTIONS) == 0
+
+
+def test_clients_that_disconnect_leave_no_queue_behind_and_are_no_evictions():
+    feed = Feed()(running=6, waiting=10, used_blocks=36)
+    assert feed(running=0, waiting=0, used_blocks=0)[EVICTIONS] == 0
+
+
+def test_a_stop_string_that_the_front_end_sees_one_page_earlier_is_no_eviction():
+    feed = Feed()(running=5, waiting=0)
+    feed(finished=1)
+    assert feed(running=4)[EVICTIONS] == 0
+
+
+def test_an_eviction_is_counted_although_new_requests_arrive_at_the_same_time():
+    feed = Feed()(running=5, waiting=2)
+    assert feed(running=4, waiting=9)[EVICTIONS] == 1
+
+
+def test_a_finish_beside_an_eviction_is_told_apart():
+    feed = Feed()(running=8, waiting=2)
+    assert feed(running=5, waiting=4, finished=1)[EVICTIONS] == 2
+
+
+def test_requests_swapped_to_the_host_are_evictions_too():
+    identity = dict(IDENTITY)
+    own = (*KEYS, series("gpuwatch_engine_requests_swapped", **identity))
+    derived = Derived("h")
+    derived.update(START, [Batch(TARGET, START, own, [*values(Page(0, 40, 0, 39, 0, 0, 0, 0, 0)), 0])])
+    later = START + 1000
+    out = derived.update(later, [Batch(TARGET, later, own, [*values(Page(1, 37, 0, 38, 0, 0, 0, 0, 0)), 3])])
+    assert read(out, EVICTIONS) == 3
+
+
+def test_a_missed_scrape_invents_no_eviction_and_loses_none():
+    feed = Feed()(running=6, waiting=10).fail().fail()
+    assert feed[EVICTIONS] == 0
+    assert feed(running=6, waiting=10)[EVICTIONS] == 0
+    feed.fail()
+    assert feed(running=4, waiting=12)[EVICTIONS] == 2
+
+
+def test_pages_more_than_a_minute_apart_are_not_compared():
+    feed = Feed()(running=6, waiting=1)
+    assert feed(after=61, running=1, waiting=6)[EVICTIONS] == 0
+
+
+def test_a_restart_is_no_eviction_and_the_counter_goes_on():
+    feed = Feed()(running=6, waiting=10, generation_tokens=500, prompt_tokens=900)
+    assert feed(running=4, waiting=12)[EVICTIONS] == 2
+    feed.fail(Reason.UNREACHABLE)
+    # The new process has a queue before it has run anything.
+    assert feed(after=20, running=0, waiting=16, generation_tokens=0, prompt_tokens=0)[EVICTIONS] == 2
+    feed(running=6, waiting=10)
+    assert feed(running=5, waiting=11)[EVICTIONS] == 3
+
+
+def test_without_finished_requests_nothing_is_derived():
+    own = keys(reasons=())
+    derived = Derived("h")
+    for time, running, waiting in ((START, 6, 2), (START + 1000, 4, 4)):
+        page = values(Page(0, running, waiting, 30, 0, 0, 0, 0, 0))[: len(own)]
+        out = derived.update(time, [Batch(TARGET, time, own, page)])
+    assert read(out, EVICTIONS) is None
+
+
+def test_data_parallel_ranks_are_counted_apart():
+    ranks = [keys({**IDENTITY, "dp_rank": str(rank)}) for rank in range(2)]
+    own = (*ranks[0], *ranks[1])
+    derived = Derived("h")
+    quiet = values(Page(0, 6, 2, 30, 0, 0, 0, 0, 0))
+    for time, running, waiting in ((START, 6, 2), (START + 1000, 3, 5)):
+        out = derived.update(
+            time, [Batch(TARGET, time, own, [*quiet, *values(Page(0, running, waiting, 20, 0, 0, 0, 0, 0))])]
+        )
+    assert read(out, EVICTIONS, dp_rank="0") == 0
+    assert read(out, EVICTIONS, dp_rank="1") == 3
+
+
+def test_sglang_gauges_are_refreshed_late_and_are_not_compared():
+    own = keys({**IDENTITY, "engine_kind": "sglang"}, names=tuple(n for n in ("requests_running", "requests_waiting")))
+    derived = Derived("h")
+    for time, running, waiting in ((START, 6, 2), (START + 1000, 3, 5)):
+        out = derived.update(time, [Batch(TARGET, time, own, [running, waiting, 0, 0, 0])])
+    assert read(out, EVICTIONS) is None
+
+
+def test_sglang_retractions_are_taken_from_its_own_counter_across_a_restart():
+    own = keys({**IDENTITY, "engine_kind": "sglang"}, names=("requests_running", "preemptions_total"), reasons=())
+    derived = Derived("h")
+    seen = []
+    for second, total in enumerate((7, 7, 9, 0, 2)):
+        time = START + second * 1000
+        seen.append(read(derived.update(time, [Batch(TARGET, time, own, [4, total])]), EVICTIONS))
+    assert seen == [0, 0, 2, 2, 4]
+
+
+def test_time_without_a_token_counts_only_while_requests_run():
+    feed = Feed()()
+    assert feed(after=30)[SINCE_TOKEN] == 0
+    assert feed(running=2)[SINCE_TOKEN] == 0
+    assert feed(after=5)[SINCE_TOKEN] == 5
+    assert feed(after=5, generation_tokens=1)[SINCE_TOKEN] == 0
+    assert feed(after=7)[SINCE_TOKEN] == 7
+    assert feed(running=0)[SINCE_TOKEN] == 0
+
+
+def test_a_page_is_frozen_only_while_requests_are_open():
+    feed = Feed()(waiting=3, generation_tokens=10)
+    feed()
+    for _ in range(4):
+        feed(after=10)
+    assert feed[FROZEN] == 40
+    assert feed(used_blocks=1)[FROZEN] == 0
+    feed(waiting=0)
+    assert feed(after=100)[FROZEN] == 0
+
+
+def test_values_that_are_not_a_number_do_not_thaw_a_page():
+    derived = Derived("h")
+    page = values(Page(0, 1, 0, 5, 0, 0, 10, 10, 1))
+    for second in (0, 1, 31):
+        page[2] = float("nan")
+        time = START + second * 1000
+        out = derived.update(time, [Batch(TARGET, time, KEYS, list(page))])
+    assert read(out, FROZEN) == 30
+
+
+def test_request_length_is_a_lower_bound_from_blocks_held():
+    # 28 of 39 usable blocks by 2 requests: 14 blocks each, the last of which may hold a single token.
+    assert Feed()(running=2, used_blocks=28)[LENGTH] == pytest.approx(13 * 128 + 1)
+
+
+def test_the_longest_length_is_remembered_for_five_minutes():
+    feed = Feed()(running=2, used_blocks=28)
+    assert feed(running=2, used_blocks=8)[LENGTH] == pytest.approx(13 * 128 + 1)
+    feed(after=298, running=0, used_blocks=0)
+    assert feed[LENGTH] == pytest.approx(13 * 128 + 1)
+    assert feed(after=1)[LENGTH] == pytest.approx(3 * 128 + 1)
+    assert feed(after=1)[LENGTH] is None
+
+
+def test_an_engine_that_cannot_be_read_keeps_its_counter_and_loses_its_gauges():
+    feed = Feed()(running=2, used_blocks=28).fail()
+    assert feed[EVICTIONS] == 0
+    assert feed[SINCE_TOKEN] is None
+    assert feed[FROZEN] is None
+    assert feed[LENGTH] is None
+
+
+def test_the_keys_are_the_same_object_while_nothing_comes_or_goes():
+    feed = Feed()(running=1, used_blocks=5)
+    first = feed.out.keys
+    assert feed(running=2).out.keys is first

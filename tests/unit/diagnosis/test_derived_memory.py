@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import time as wall
+
+import pytest
+
+from gpuwatch.model import Batch, Reason, series
+from gpuwatch.sources.derived import Derived
+from tests.unit.diagnosis.storms import KEYS, START, VLLM_0_31_0, read, values
+
+GIB = 1 << 30
+GPU = {"host": "h", "uuid": "GPU-a", "gpu": "0"}
+MEMORY = tuple(
+    series("gpuwatch_gpu_memory_" + name, **GPU) for name in ("used_bytes", "used_low_bytes", "used_high_bytes")
+)
+PLACED = series("gpuwatch_gpu_engine", **GPU, server="127.0.0.1:8000", basis="process")
+OTHER = series("gpuwatch_gpu_engine", **GPU, server="127.0.0.1:8001", basis="process")
+PEAK = "gpuwatch_gpu_memory_peak_bytes"
+STEP = "gpuwatch_gpu_memory_step_bytes"
+TRANSIENT = "gpuwatch_gpu_memory_transient_bytes"
+ENGINE = "engine:127.0.0.1:8000"
+
+
+class Card:
+    """One GPU whose used memory is given tick by tick as (used, low, high) in GiB, or one number for all three."""
+
+    def __init__(self) -> None:
+        self.derived, self.second, self.out = Derived("h"), 0, None
+
+    def __call__(self, *readings, engine=True, others=(), every: int = 1) -> Card:
+        for reading in readings:
+            used, low, high = reading if isinstance(reading, tuple) else (reading,) * 3
+            now = START + self.second * 1000
+            keys, row = (*MEMORY, PLACED, *others), [used * GIB, low * GIB, high * GIB, 1.0, *(1.0 for _ in others)]
+            page = Batch(ENGINE, now, KEYS, values(VLLM_0_31_0[2]))
+            if not engine:
+                page = Batch(ENGINE, now, up=False, reason=Reason.UNREACHABLE)
+            self.out = self.derived.update(now, [page, Batch("nvml", now, keys, row)])
+            self.second += every
+        return self
+
+    def __getitem__(self, name: str) -> float | None:
+        value = read(self.out, name)
+        return None if value is None else value / GIB
+
+
+def test_a_peak_between_two_ticks_is_held_for_a_minute():
+    card = Card()(70, (70, 70, 78), *[70] * 58)
+    assert card[PEAK] == 78
+    assert card(70)[PEAK] == 78
+    assert card(70)[PEAK] == 70
+
+
+def test_a_step_is_the_rise_above_the_level_before_it():
+    assert Card()(70, 70, (75, 70, 78))[STEP] == 8
+
+
+def test_a_fall_within_one_tick_is_no_step():
+    assert Card()(78, (70, 70, 78), 70)[STEP] == 0
+
+
+def test_a_pool_that_was_allocated_before_the_engine_answered_is_no_step():
+    card = Card()(1, 20, 73, engine=False)
+    assert card[STEP] is None
+    assert card(73.6, 73.6)[STEP] == 0
+    assert card((77, 73.6, 77))[STEP] == pytest.approx(3.4)
+
+
+def test_a_second_engine_that_loads_its_weights_is_no_step_of_the_first():
+    card = Card()(30, 30)
+    card(40, 60, others=(OTHER,))
+    assert card[STEP] is None
+
+
+def test_memory_that_is_kept_after_a_peak_is_no_transient():
+    assert Card()(60, 60, 78, 78, 78)[TRANSIENT] == 0
+
+
+def test_memory_that_is_given_back_is_a_transient():
+    assert Card()(60, 68, 60)[TRANSIENT] == 8
+    assert Card()(60, (60, 60, 69), 60)[TRANSIENT] == 9
+
+
+def test_a_transient_is_measured_from_the_higher_of_both_levels():
+    assert Card()(60, 70, 66)[TRANSIENT] == 4
+    assert Card()(66, 70, 60)[TRANSIENT] == 4
+
+
+def test_a_constant_level_makes_neither_steps_nor_transients():
+    card = Card()(*[73.6] * 200)
+    assert (card[PEAK], card[STEP], card[TRANSIENT]) == (73.6, 0, 0)
+
+
+def test_a_gpu_without_an_engine_has_no_step():
+    derived = Derived("h")
+    out = derived.update(START, [Batch("nvml", START, MEMORY, [GIB, GIB, GIB])])
+    assert read(out, STEP) is None
+    assert read(out, PEAK) == GIB
+
+
+def test_used_memory_alone_is_enough_where_nothing_reads_at_10_hz():
+    derived = Derived("h")
+    for second, used in enumerate((60, 68, 60)):
+        now = START + second * 1000
+        out = derived.update(now, [Batch("nvml", now, MEMORY[:1], [used * GIB])])
+    assert read(out, PEAK) == 68 * GIB
+    assert read(out, TRANSIENT) == 8 * GIB
+
+
+def test_a_gpu_that_vanishes_takes_its_peaks_along():
+    card = Card()(70, 78)
+    now = START + 5000
+    lost = (series("gpuwatch_gpu_state", **GPU, state="lost"),)
+    assert read(card.derived.update(now, [Batch("nvml", now, lost, [1.0])]), PEAK) is None
+
+
+def test_a_sampler_that_fails_takes_them_along_too():
+    card = Card()(70, 78)
+    now = START + 5000
+    assert read(card.derived.update(now, [Batch("nvml", now, up=False, reason=Reason.HUNG)]), PEAK) is None
+
+
+def test_the_levels_of_ticks_are_compared_across_a_missed_tick():
+    card = Card()(60, every=15)(68, every=15)
+    assert card(60)[TRANSIENT] == 8
+
+
+def test_a_tick_of_eight_moving_gpus_and_one_engine_is_cheap():
+    derived = Derived("h")
+    gpus = [{"host": "h", "uuid": f"GPU-{index}", "gpu": str(index)} for index in range(8)]
+    keys = tuple(
+        series("gpuwatch_gpu_memory_" + name, **gpu)
+        for gpu in gpus
+        for name in ("used_bytes", "used_low_bytes", "used_high_bytes")
+    )
+    best = 1.0
+    for second in range(120):
+        now = START + second * 1000
+        row = [float(GIB * (60 + (second * 7 + index) % 11)) for index in range(len(keys))]
+        page = values(VLLM_0_31_0[3 + second % 4])
+        batches = [Batch("nvml", now, keys, row), Batch(ENGINE, now, KEYS, page)]
+        begun = wall.perf_counter()
+        derived.update(now, batches)
+        if second >= 60:
+            best = min(best, wall.perf_counter() - begun)
+    # Budget 0.3 ms; the bound leaves room for a machine that is busy with other things.
+    assert best < 0.003

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import pytest
+
+from gpuwatch.model import series
+from tests.unit.diagnosis.watch import CONFIG, ENGINE, SERVER, Watch, event, fact, flags, gpu, name, texts
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def card(index=0, total=80.0, **gib):
+    """Memory series of one GPU, in GiB or as functions of the second."""
+    rows = {series("gpuwatch_gpu_memory_total_bytes", **gpu(index)): total * GIB}
+    for short, value in gib.items():
+        key = series(f"gpuwatch_gpu_memory_{short}_bytes", **gpu(index))
+        rows[key] = (lambda second, value=value: value(second) * GIB) if callable(value) else value * GIB
+    return rows
+
+
+def placed(index=0, server=SERVER):
+    return {series("gpuwatch_gpu_engine", **gpu(index), server=server, basis="process"): 1.0}
+
+
+def after(second, low, high):
+    return lambda now: high if now >= second else low
+
+
+PEAK = {
+    **card(used=after(20, 70, 75), free=after(20, 9.5, 4.5), peak=after(20, 70, 79), step=after(20, 0, 9)),
+    **placed(),
+    name("engine_requests_running", ENGINE): 4.0,
+    name("engine_prompt_tokens_total", ENGINE): lambda second: 2000.0 * second,
+}
+
+
+class TestMemory:
+    def test_a_prefill_peak_is_answered_with_half_the_chunk(self):
+        watch = Watch((fact("max_num_batched_tokens", 8192),)).run(30, PEAK)
+        finding = watch["prefill_memory_peak"]
+        assert watch.first_seen == {"prefill_memory_peak": 20}
+        assert "A prefill took 9.0 GiB on top of the pool and left 512 MiB free" in finding.cause
+        assert flags(finding) == [("--max-num-batched-tokens", "8192", "4096")]
+
+    def test_without_prompt_tokens_it_is_not_called_a_prefill(self):
+        live = {key: value for key, value in PEAK.items() if key != name("engine_prompt_tokens_total", ENGINE)}
+        finding = Watch().run(30, live)["prefill_memory_peak"]
+        assert "prefill" not in finding.cause
+        assert finding.confidence < 0.6
+
+    def test_an_engine_that_allocated_92_percent_in_advance_is_healthy(self):
+        live = {
+            **card(used=73.6, free=5.9, peak=73.6, step=0, transient=0),
+            **placed(),
+            name("engine_requests_running", ENGINE): 4.0,
+        }
+        assert Watch().run(100, live).findings == ()
+
+    def test_headroom_that_another_process_took_is_answered_with_that_process(self):
+        live = card(
+            used=after(60, 60, 75),
+            free=after(60, 19.5, 4.5),
+            transient=after(60, 8, 0),
+            other=after(60, 0, 15),
+            peak=75,
+        )
+        finding = Watch().run(160, live)["gpu_headroom_low"]
+        assert "Another process took 15.0 GiB" in finding.cause
+        assert "8.0 GiB" in finding.cause
+
+    def test_headroom_that_the_engine_lacks_itself_is_answered_with_its_own_settings(self):
+        live = {
+            **card(used=after(60, 60, 75), free=after(60, 19.5, 4.5), transient=after(60, 8, 0), other=0, peak=75),
+            **placed(),
+            name("engine_config_memory_fraction_ratio", CONFIG): 0.95,
+            name("engine_config_max_num_batched_tokens", CONFIG): 8192.0,
+        }
+        finding = Watch().run(160, live)["gpu_headroom_low"]
+        assert flags(finding) == [
+            ("--max-num-batched-tokens", "8192", "4096"),
+            ("--gpu-memory-utilization", "0.95", "0.92"),
+        ]
+
+    def test_fragmentation_is_named_with_the_sizes_and_the_line(self):
+        log = {"host": "h", "log": "/var/log/vllm.log", "server": SERVER}
+        text = "CUDA out of memory. Tried to allocate 16.41 GiB … try PYTORCH_ALLOC_CONF=expandable_segments:True"
+        live = {
+            series("gpuwatch_log_oom_requested_bytes", **log): lambda s: 16.41 * GIB if s >= 20 else None,
+            series("gpuwatch_log_oom_reserved_unallocated_bytes", **log): lambda s: 20.07 * GIB if s >= 20 else None,
+            series("gpuwatch_log_events_total", **log, event="torch_oom"): lambda s: float(s >= 20),
+        }
+        finding = Watch((), (event("torch_oom", text, 20, line=311),)).run(30, live)["allocator_fragmentation"]
+        assert finding.severity == "critical"
+        assert "20.1 GiB are reserved and unused, in pieces too small for 16.4 GiB" in finding.cause
+        assert flags(finding) == [("PYTORCH_ALLOC_CONF", None, "expandable_segments:True")]
+        assert finding.evidence[-1].line == 311
+
+
+class TestGpus:
+    def ranks(self, **parts):
+        """Two ranks that differ by 3 GiB; `parts` are (rank 0, rank 1) in GiB of what is known."""
+        rows = {**placed(0), **placed(1), name("engine_requests_running", ENGINE): 0.0}
+        for index, used in enumerate((22, 19)):
+            rows.update(card(index, total=24, used=used))
+            for part, values in parts.items():
+                extra = {"server": SERVER} if part == "engine" else {}
+                rows[series(f"gpuwatch_gpu_memory_{part}_bytes", **gpu(index), **extra)] = values[index] * GIB
+        return rows
+
+    @pytest.mark.parametrize(
+        ("parts", "words"),
+        [
+            ({"other": (3, 0), "engine": (19, 19)}, "another process uses 3.0 GiB"),
+            ({"other": (0, 0), "engine": (22, 19)}, "it is the engine's own"),
+            ({"other": (0, 0), "unattributed": (3, 0)}, "no visible process owns it"),
+            ({}, "cannot be told"),
+        ],
+    )
+    def test_the_odd_rank_is_named_with_what_makes_it_odd(self, parts, words):
+        finding = Watch().run(70, self.ranks(**parts))["tp_imbalance"]
+        assert "GPU 0 holds 3.0 GiB more than GPU 1" in finding.cause
+        assert words in finding.cause
+
+    def test_a_lost_gpu_is_named_with_its_xid_and_its_engine(self):
+        live = {
+            series("gpuwatch_gpu_state", **gpu(1), state="lost"): lambda s: float(s >= 10),
+            series("gpuwatch_gpu_xid_errors_total", **gpu(1), xid="79"): lambda s: float(s >= 10),
+            **placed(1),
+        }
+        finding = Watch().run(15, live)["gpu_lost"]
+        assert "Xid 79" in finding.cause
+        assert "fallen off the bus" in texts(finding)
+        assert SERVER in texts(finding)
+
+    def test_one_hanging_gpu_among_others_that_answer(self):
+        live = {
+            series("gpuwatch_gpu_unresponsive_seconds", **gpu(0)): lambda s: s - 10.0 if s >= 12 else None,
+            series("gpuwatch_gpu_state", **gpu(1), state="ok"): 1.0,
+        }
+        watch = Watch().run(20, live)
+        assert watch.first_seen == {"driver_unresponsive": 16}
+        assert "GPU 0 hangs while the other GPUs answer" in watch["driver_unresponsive"].cause
+
+    def test_a_driver_that_hangs_as_a_whole_is_one_finding(self):
+        live = {
+            series("gpuwatch_gpu_unresponsive_seconds", **gpu(0)): float,
+            series("gpuwatch_gpu_unresponsive_seconds", **gpu(1)): float,
+            series("gpuwatch_host_nvml_unresponsive_seconds", host="h"): float,
+        }
+        assert "NVML hangs as a whole" in Watch().run(10, live)["driver_unresponsive"].cause
+
+
+class TestCache:
+    def traffic(self, prompts=lambda s: s // 5, hits=0.0, block=128.0):
+        """Prompts of 2,000 tokens; 24 of them finish within two minutes."""
+        return {
+            name("engine_time_to_first_token_seconds_count", ENGINE): lambda s: float(prompts(s)),
+            name("engine_prefix_cache_queries_total", ENGINE): lambda s: 2000.0 * prompts(s),
+            name("engine_prefix_cache_hits_total", ENGINE): hits,
+            name("engine_prefix_cache_enabled", ENGINE): 1.0,
+            name("engine_kv_block_size_tokens", ENGINE): block,
+            name("engine_kv_cache_usage_ratio", ENGINE): 0.4,
+            name("engine_prompt_tokens_total", ENGINE): lambda s: 2000.0 * prompts(s),
+            name("engine_prompt_length_tokens_bucket", ENGINE, le="1000.0"): 0.0,
+            name("engine_prompt_length_tokens_bucket", ENGINE, le="2000.0"): lambda s: float(prompts(s)),
+            name("engine_prompt_length_tokens_bucket", ENGINE, le="+Inf"): lambda s: float(prompts(s)),
+        }
+
+    def test_a_cache_that_never_hits_says_what_is_certain_and_what_is_not(self):
+        finding = Watch().run(121, self.traffic())["prefix_cache_zero_hit"]
+        assert finding.severity == "info"
+        assert "No two of 24 prompts shared a first block of 128 tokens" in finding.cause
+        assert "Not ruled out: a cache salt or LoRA adapter" in finding.cause
+        assert "Ruled out: caching that is switched off" in texts(finding)
+
+    def test_a_block_of_784_tokens_is_named_as_the_limit(self):
+        finding = Watch().run(121, self.traffic(block=600.0))["prefix_cache_zero_hit"]
+        assert ("--block-size", "600", None) in flags(finding)
+
+    def test_a_random_tail_gives_no_finding(self):
+        watch = Watch().run(121, self.traffic(hits=lambda s: 1920.0 * max(0, s // 5 - 1)))
+        assert watch.findings == ()
+
+    @pytest.mark.parametrize(
+        ("change", "events", "words"),
+        [
+            ({}, (), "share less of their beginning"),
+            ({name("engine_kv_cache_usage_ratio", ENGINE): 0.97}, (), "the pool is nearly full"),
+            ({}, ((event("prefix_cache_reset", "Successfully reset prefix cache", 300)),), "the cache was emptied"),
+            (
+                {name("engine_prompt_tokens_total", ENGINE): lambda s: 2000.0 * s + 7000.0 * max(0, s - 300)},
+                (),
+                "the prompts have changed",
+            ),
+        ],
+    )
+    def test_a_collapse_is_explained_by_what_else_changed(self, change, events, words):
+        hits = lambda s: 1200.0 * min(s, 300) + 100.0 * max(0, s - 300)  # noqa: E731  # the share falls from 60 % to 5 %
+        live = {**self.traffic(prompts=lambda s: s, hits=hits), **change}
+        finding = Watch((), events).run(480, live, every=5)["prefix_cache_collapse"]
+        assert words in finding.cause
+
+
+SOURCE = {"host": "h", "source": "engine", "target": SERVER, "server": SERVER}
+
+
+class TestObservation:
+    def down(self, **extra):
+        return {
+            series("gpuwatch_source_up", **SOURCE): lambda s: float(s < 10),
+            series("gpuwatch_source_age_seconds", **SOURCE): lambda s: max(0.0, s - 9),
+            **extra,
+        }
+
+    def test_an_engine_that_was_killed_is_down_after_15_seconds(self):
+        watch = Watch().run(40, {**self.down(), name("engine_processes", CONFIG): lambda s: 3.0 if s < 10 else 0.0})
+        assert watch.first_seen == {"engine_down": 25}
+        assert "its processes are gone" in watch["engine_down"].cause
+
+    def test_the_log_says_why_it_is_down_and_the_root_line_comes_first(self):
+        events = (
+            event("engine_dead", "EngineCore encountered a fatal error.", 9, line=91),
+            event("torch_oom", "CUDA out of memory. Tried to allocate 2.00 GiB.", 8, line=70),
+        )
+        finding = Watch((), events).run(40, self.down())["engine_down"]
+        assert "CUDA out of memory" in finding.cause
+        assert [evidence.line for evidence in finding.evidence if evidence.line] == [70, 91]
+
+    def test_an_engine_that_is_down_does_not_also_storm_or_stall(self):
+        live = {
+            **self.down(),
+            name("engine_page_frozen_seconds", ENGINE): 100.0,
+            name("engine_requests_running", ENGINE): 3.0,
+        }
+        watch = Watch().run(40, live)
+        assert watch.ids == ["engine_down", "engine_stalled"]
+        assert watch["engine_stalled"].caused_by == "engine_down"
+
+    def test_a_page_that_stands_still_is_a_finding_not_health(self):
+        live = {
+            name("engine_page_frozen_seconds", ENGINE): float,
+            name("engine_requests_running", ENGINE): 3.0,
+        }
+        events = (event("sglang_watchdog", "Watchdog timeout (self.watchdog_timeout=300)", 30, line=5),)
+        finding = Watch((), events).run(70, live)["engine_stalled"]
+        assert finding.severity == "critical"
+        assert finding.evidence[-1].line == 5
+
+    def test_a_log_that_cannot_be_read_any_more(self):
+        log = {"host": "h", "source": "log", "target": "vllm.log"}
+        live = {
+            series("gpuwatch_source_up", **log): lambda s: float(s < 10),
+            series("gpuwatch_source_age_seconds", **log): lambda s: max(0.0, s - 9),
+        }
+        watch = Watch().run(60, live)
+        assert watch.first_seen == {"source_degraded": 40}
+        assert "log vllm.log can no longer be read" in watch["source_degraded"].cause

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import pytest
+
+from gpuwatch.model import series
+from tests.unit.diagnosis.storms import KEYS, VLLM_0_10_2, VLLM_0_31_0, values
+from tests.unit.diagnosis.watch import CONFIG, ENGINE, SERVER, SGLANG, Watch, event, fact, flags, name, texts
+
+STORM = "kv_preemption_storm"
+FACTS = (
+    fact("kv.blocks_profiled", 4096, 43),
+    fact("kv.blocks_override", 40, 43),
+    fact("max_num_seqs", 16, 8),
+    fact("max_model_len", 4096, 10),
+)
+
+
+def replay(pages, begin=30):
+    """The series of a captured storm whose requests are sent at `begin`; a page holds until the next one."""
+
+    def at(row):
+        def value(second):
+            page = [page for page in pages if page.at <= max(0, second - begin)][-1]
+            return float(values(page)[row])
+
+        return value
+
+    return {key: at(row) for row, key in enumerate(KEYS)}
+
+
+def finished(pages, prompt, output, begin=30):
+    """The length histograms of finished requests, which all had the same lengths."""
+
+    def count(second):
+        return float([page for page in pages if page.at <= max(0, second - begin)][-1].finished)
+
+    rows = {}
+    for histogram, length in (("prompt_length_tokens", prompt), ("generation_length_tokens", output)):
+        rows[name(f"engine_{histogram}_count", ENGINE)] = count
+        rows[name(f"engine_{histogram}_sum", ENGINE)] = lambda second, length=length: length * count(second)
+    return rows
+
+
+def test_the_storm_of_0_31_0_is_named_at_its_first_eviction_twelve_seconds_before_the_engine_counts():
+    watch = Watch(FACTS).run(66, {**replay(VLLM_0_31_0), **finished(VLLM_0_31_0, 600, 1500)}, derive=True)
+    assert watch.first_seen == {STORM: 30 + 12}
+    assert watch.ids == [STORM]
+
+
+def test_the_storm_of_0_10_2_is_named_within_20_seconds_although_the_engine_never_counts():
+    watch = Watch(FACTS).run(66, replay(VLLM_0_10_2), derive=True)
+    assert watch.first_seen[STORM] - (30 + 6) <= 20
+    assert "has not moved yet" in texts(watch[STORM])
+
+
+def test_its_cause_is_the_override_and_the_advice_is_computed_from_finished_requests():
+    # 600 + 1,500 tokens take 17 blocks of 128: 39 usable blocks hold 2; 16 requests need 16 x 17 + 1 = 273 blocks.
+    watch = Watch(FACTS).run(66, {**replay(VLLM_0_31_0), **finished(VLLM_0_31_0, 600, 1500)}, derive=True)
+    storm = watch[STORM]
+    assert storm.severity == "critical"
+    assert "--num-gpu-blocks-override limits the KV pool to 40 blocks (5,120 tokens)" in storm.cause
+    assert "room for 4,096" in storm.cause
+    assert "holds 2.4 requests of 2,100 tokens, and 16 are admitted" in storm.cause
+    assert flags(storm) == [
+        ("--num-gpu-blocks-override", "40", "4096"),
+        ("--max-num-seqs", "16", "2"),
+        ("--num-gpu-blocks-override", "40", "273"),
+    ]
+    assert "16 requests of 2,100 tokens need 273: enough" in storm.advice[0].text
+    assert "a pool of 33,600 tokens (+28,480) for 16 requests of 2,100" in storm.advice[2].text
+    line = next(evidence for evidence in storm.evidence if evidence.name == "kv.blocks_profiled")
+    assert (line.source, line.line, line.value) == ("/var/log/vllm.log", 43, 4096)
+
+
+def test_the_engines_own_counter_raises_the_confidence_when_it_moves():
+    before = Watch(FACTS).run(30 + 20, replay(VLLM_0_31_0), derive=True)[STORM]
+    after = Watch(FACTS).run(30 + 32, replay(VLLM_0_31_0), derive=True)[STORM]
+    assert before.confidence < after.confidence
+    assert "the engine itself counted 7 preemptions" in texts(after)
+
+
+def test_before_anything_has_finished_the_running_requests_are_taken_to_be_half_done():
+    # Second 18: 2 requests hold 28 blocks, 14 each, so 13 x 128 + 1 = 1,665 tokens at least, 600 of them prompt:
+    # 600 + 2 x 1,065 = 2,730 tokens, 22 blocks, of which 39 hold 1.
+    storm = Watch(FACTS).run(30 + 20, replay(VLLM_0_31_0), derive=True)[STORM]
+    assert "about 2,730 tokens" in storm.cause
+    seats = storm.advice[1]
+    assert (seats.flag, seats.current, seats.proposed) == ("--max-num-seqs", "16", "1")
+    assert "estimate" in seats.text
+
+
+def test_an_override_without_a_known_profile_is_to_be_removed():
+    facts = (fact("kv.blocks_override", 40), fact("max_num_seqs", 16))
+    storm = Watch(facts).run(66, {**replay(VLLM_0_31_0), **finished(VLLM_0_31_0, 600, 1500)}, derive=True)[STORM]
+    assert flags(storm)[0] == ("--num-gpu-blocks-override", "40", "(none)")
+
+
+def test_the_override_is_also_known_from_the_page():
+    live = {**replay(VLLM_0_31_0), name("engine_num_gpu_blocks_override", ENGINE): 40.0}
+    storm = Watch().run(66, live, derive=True)[STORM]
+    assert flags(storm)[0] == ("--num-gpu-blocks-override", "40", "(none)")
+
+
+def test_without_an_override_the_batch_limit_comes_first_and_the_fraction_is_computed():
+    # 5,120 tokens in 8 GiB are 1.6 MiB each: 28,480 more take 44.5 GiB of the 50 GiB that are free on an 80 GiB card:
+    # 0.30 + 44.5 / 80 = 0.856, so 0.86.
+    gib = 1 << 30
+    placed = {"host": "h", "uuid": "GPU-0", "gpu": "0"}
+    live = {
+        **replay(VLLM_0_31_0),
+        **finished(VLLM_0_31_0, 600, 1500),
+        series("gpuwatch_gpu_engine", **placed, server=SERVER, basis="process"): 1.0,
+        series("gpuwatch_gpu_memory_free_bytes", **placed): 50.0 * gib,
+        series("gpuwatch_gpu_memory_total_bytes", **placed): 80.0 * gib,
+        name("engine_config_kv_cache_bytes", CONFIG): 8.0 * gib,
+        name("engine_config_memory_fraction_ratio", CONFIG): 0.3,
+        name("engine_config_max_num_seqs", CONFIG): 16.0,
+    }
+    storm = Watch().run(66, live, derive=True)[STORM]
+    assert flags(storm) == [("--max-num-seqs", "16", "2"), ("--gpu-memory-utilization", "0.3", "0.86")]
+    assert "44.5 GiB more per GPU" in storm.advice[1].text
+
+
+def test_without_a_known_limit_the_present_value_stays_unknown():
+    storm = Watch().run(66, {**replay(VLLM_0_31_0), **finished(VLLM_0_31_0, 600, 1500)}, derive=True)[STORM]
+    assert flags(storm)[0] == ("--max-num-seqs", None, "2")
+
+
+def test_a_storm_is_not_also_called_saturation():
+    watch = Watch(FACTS).run(66, replay(VLLM_0_31_0), derive=True)
+    assert "kv_pool_saturated" not in watch.ids
+
+
+def test_after_the_load_has_ended_the_finding_is_resolved_and_keeps_what_was_said():
+    watch = Watch(FACTS)
+    live = {**replay(VLLM_0_31_0), **finished(VLLM_0_31_0, 600, 1500)}
+    watch.run(66, live, derive=True)
+    said = watch[STORM].cause
+    idle = {key: (0.0 if key in KEYS[:3] else value) for key, value in live.items()}
+    watch.run(5, idle, derive=True)
+    storm = watch[STORM]
+    assert (storm.state, storm.cause) == ("resolved", said)
+    assert storm.until is not None
+
+
+def test_a_resolved_finding_is_explained_at_its_last_moment_when_nobody_listened_before():
+    watch = Watch(FACTS, memory=False)
+    live = {**replay(VLLM_0_31_0), **finished(VLLM_0_31_0, 600, 1500)}
+    watch.run(66, live, derive=True)
+    watch.run(5, {key: (0.0 if key in KEYS[:3] else value) for key, value in live.items()}, derive=True)
+    assert watch[STORM].state == "resolved"
+    assert "2,100 tokens" in watch[STORM].cause
+
+
+def test_a_healthy_engine_gives_no_finding():
+    live = replay(VLLM_0_31_0[:3])
+    watch = Watch(FACTS).run(90, live, derive=True)
+    assert watch.findings == ()
+
+
+def test_an_engine_without_counters_is_not_called_healthy():
+    live = {name("engine_requests_running", ENGINE): 1.0, name("engine_kv_cache_usage_ratio", ENGINE): 0.99}
+    watch = Watch().run(10, live)
+    lacks = {item.id: item for item in watch.not_enough}
+    assert lacks[STORM].labels == {"server": SERVER}
+    assert "gpuwatch_engine" in lacks[STORM].missing
+
+
+def test_sglang_speaks_of_retraction_and_of_its_own_flags():
+    # 20,000 tokens hold 4 requests of 1,000 + 4,000.
+    live = {
+        name("engine_requests_running", SGLANG): 6.0,
+        name("engine_requests_waiting", SGLANG): 4.0,
+        name("engine_kv_cache_usage_ratio", SGLANG): 0.93,
+        name("engine_kv_cache_swa_usage_ratio", SGLANG): 0.07,
+        name("engine_kv_cache_tokens", SGLANG): 20_000.0,
+        name("engine_preemptions_total", SGLANG): lambda second: float(second // 10),
+        name("engine_requests_finished_total", SGLANG, reason="finished"): 4.0,
+        name("engine_prompt_length_tokens_count", SGLANG): lambda second: second // 10,
+        name("engine_prompt_length_tokens_sum", SGLANG): lambda second: 1000 * (second // 10),
+        name("engine_generation_length_tokens_count", SGLANG): lambda second: second // 10,
+        name("engine_generation_length_tokens_sum", SGLANG): lambda second: 4000 * (second // 10),
+    }
+    facts = (fact("max_num_seqs", 16), fact("flag.schedule-conservativeness", "1.0"))
+    events = (event("retraction", "KV cache pool is full. Retract requests. #retracted_reqs: 1", 50, line=912),)
+    watch = Watch(facts, events).run(60, live)
+    storm = watch["sglang_retraction_storm"]
+    assert "retracted" in storm.cause
+    assert flags(storm)[:2] == [
+        ("--max-running-requests", "16", "4"),
+        ("--schedule-conservativeness", "1.0", "1.3"),
+    ]
+    assert flags(storm)[2][0] == "--mem-fraction-static"
+    assert any(evidence.line == 912 for evidence in storm.evidence)
+    assert "sliding-window pool" in texts(storm)
+
+
+def test_a_cap_on_sglangs_pool_is_the_nearest_cause():
+    live = {
+        name("engine_requests_running", SGLANG): 6.0,
+        name("engine_kv_cache_tokens", SGLANG): 20_000.0,
+        name("engine_preemptions_total", SGLANG): lambda second: float(second // 10),
+    }
+    storm = Watch((fact("flag.max-total-tokens", "20000"),)).run(60, live)["sglang_retraction_storm"]
+    assert flags(storm)[0] == ("--max-total-tokens", "20000", "(none)")
+
+
+@pytest.mark.parametrize(("limit", "at_limit"), [(9.0, True), (64.0, False)])
+def test_saturation_tells_a_full_batch_from_a_full_pool(limit, at_limit):
+    live = {
+        name("engine_requests_running", ENGINE): 9.0,
+        name("engine_requests_waiting", ENGINE): 6.0,
+        name("engine_kv_cache_usage_ratio", ENGINE): 0.95,
+        name("engine_preemptions_total", ENGINE): 0.0,
+        name("engine_evictions_total", ENGINE): 0.0,
+        name("engine_config_max_num_seqs", CONFIG): limit,
+    }
+    saturated = Watch().run(100, live)["kv_pool_saturated"]
+    assert saturated.severity == "info"
+    assert ("which is the limit" in saturated.cause) == at_limit
+
+
+def test_a_pool_smaller_than_one_request_is_answered_with_the_length_that_fits():
+    live = {
+        name("engine_kv_cache_tokens", SGLANG): 1741.0,
+        name("engine_config_max_model_len_tokens", {**CONFIG, "engine_kind": "sglang"}): 65_536.0,
+    }
+    finding = Watch().run(3, live)["max_model_len_exceeds_kv"]
+    assert "65,536" in finding.cause
+    assert flags(finding)[0] == ("--context-length", "65536", "1741")
+
+
+def test_an_engine_that_refused_to_start_is_answered_with_the_length_it_printed():
+    text = "To serve at least one request with the model's max seq len (8192), (1.0 GiB KV cache is needed, …"
+    events = (event("max_model_len_exceeds_kv", text, 30, line=88, server="", mml="8192", fit="4096"),)
+    counter = series("gpuwatch_log_events_total", host="h", log="/var/log/vllm.log", event="max_model_len_exceeds_kv")
+    finding = Watch((), events).run(40, {counter: lambda second: float(second >= 30)})["max_model_len_exceeds_kv"]
+    assert flags(finding)[0] == ("--max-model-len", "8192", "4096")
+    assert finding.evidence[0].line == 88

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from gpuwatch.clock import ManualClock
+from gpuwatch.model import Reason, label, name_of
+from gpuwatch.series import METRICS
+from gpuwatch.sources.gpu_attribution import EngineProcess
+from gpuwatch.sources.host import EngineUsage, HostSource, busy_ratio, nvidia_devices
+from gpuwatch.sources.host_cgroup import Limits, read_limits
+
+
+def tree(root, files):
+    for path, text in files.items():
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def values(batch):
+    return {
+        (name_of(key).removeprefix("gpuwatch_"), label(key, "server")): value
+        for key, value in zip(batch.keys, batch.values, strict=True)
+    }
+
+
+def test_the_machine_is_measured(tmp_path):
+    tree(tmp_path, {"dev/shm/x": ""})
+    source = HostSource("h", ManualClock(), root=tmp_path)
+    first = source.poll()
+    deadline = time.monotonic() + 5
+    while ("host_cpu_busy_ratio", "") not in (found := values(source.poll())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert ("host_cpu_busy_ratio", "") not in values(first)
+    assert 0 <= found["host_cpu_busy_ratio", ""] <= 1
+    assert found["host_cpu_cores", ""] == os.cpu_count()
+    assert found["host_memory_total_bytes", ""] == psutil.virtual_memory().total
+    assert 0 < found["host_memory_available_bytes", ""] < found["host_memory_total_bytes", ""]
+    assert found["host_swap_total_bytes", ""] == psutil.swap_memory().total
+    statistics = os.statvfs(tmp_path)
+    assert found["host_shm_total_bytes", ""] == statistics.f_blocks * statistics.f_frsize
+    assert {name_of(key) for key in source.poll().keys} <= METRICS.keys()
+
+
+def test_keys_stay_the_same_object(tmp_path):
+    source = HostSource("h", ManualClock(), root=tmp_path)
+    keys = []
+    for _ in range(3):
+        keys.append(source.poll().keys)
+        time.sleep(0.1)  # the kernel counts CPU time in steps of 10 ms
+    assert keys[2] is keys[1]
+
+
+def test_a_missing_shm_is_absent_with_the_reason(tmp_path):
+    batch = HostSource("h", ManualClock(), root=tmp_path).poll()
+    assert ("host_shm_total_bytes", "") not in values(batch)
+    (absence,) = batch.absent
+    assert absence.reason is Reason.NOT_SUPPORTED
+    assert "No such file" in absence.detail
+
+
+def test_busy_is_what_was_neither_idle_nor_waiting_for_io():
+    # 10 s of CPU time: 2 user, 1 system, 6 idle, 1 iowait -> 3 of 10.
+    assert busy_ratio([5, 5, 50, 1], [7, 6, 56, 2], [2, 3]) == pytest.approx(0.3)
+    assert busy_ratio([5, 5, 50, 1], [5, 5, 50, 1], [2, 3]) is None
+    # iowait may go backwards on Linux.
+    assert busy_ratio([5, 5, 50, 9], [6, 5, 59, 8], [2, 3]) == pytest.approx(0.1)
+
+
+def test_nvidia_devices_are_counted_by_vendor_and_class(tmp_path):
+    pci = "sys/bus/pci/devices"
+    devices = {
+        "0000:19:00.0": ("0x10de", "0x030200"),  # H100: 3D controller
+        "0000:2a:00.0": ("0x10de", "0x030000"),  # a card with a display
+        "0000:2a:00.1": ("0x10de", "0x040300"),  # its audio function
+        "0000:05:00.0": ("0x10de", "0x068000"),  # NVSwitch
+        "0000:06:00.0": ("0x1a03", "0x030000"),  # the server's own VGA
+    }
+    for address, (vendor, kind) in devices.items():
+        tree(tmp_path, {f"{pci}/{address}/vendor": vendor + "\n", f"{pci}/{address}/class": kind + "\n"})
+    assert nvidia_devices(tmp_path) == 2
+    assert values(HostSource("h", ManualClock(), root=tmp_path).poll())["host_nvidia_devices", ""] == 2
+
+
+def test_a_machine_without_sysfs_does_not_count_devices(tmp_path):
+    assert nvidia_devices(tmp_path) is None
+    assert ("host_nvidia_devices", "") not in values(HostSource("h", ManualClock(), root=tmp_path).poll())
+
+
+def test_cgroup_v2_takes_the_tightest_limit_on_the_way_up(tmp_path):
+    group = "sys/fs/cgroup/kubepods.slice/pod1/c1"
+    tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/kubepods.slice/pod1/c1\n",
+            "sys/fs/cgroup/cgroup.controllers": "cpu memory\n",
+            f"{group}/memory.max": "max\n",
+            f"{group}/memory.current": "700\n",
+            f"{group}/cpu.max": "150000 100000\n",
+            "sys/fs/cgroup/kubepods.slice/pod1/memory.max": "1000\n",
+            "sys/fs/cgroup/kubepods.slice/pod1/memory.current": "800\n",
+            "sys/fs/cgroup/kubepods.slice/pod1/memory.stat": "anon 500\ninactive_file 120\n",
+            "sys/fs/cgroup/kubepods.slice/pod1/cpu.max": "max 100000\n",
+            "sys/fs/cgroup/kubepods.slice/memory.max": "5000\n",
+        },
+    )
+    assert read_limits(tmp_path) == Limits(memory_limit=1000, memory_used=680, cpu_cores=1.5)
+
+
+def test_cgroup_v1_knows_its_word_for_no_limit(tmp_path):
+    tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "5:memory:/docker/abc\n4:cpuacct,cpu:/docker/abc\n0::/\n",
+            # Inside the container its own group is mounted as the root.
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "2147483648\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "1500\n",
+            "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 500\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        },
+    )
+    assert read_limits(tmp_path) == Limits(memory_limit=2147483648, memory_used=1000, cpu_cores=None)
+    tree(
+        tmp_path,
+        {
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "250000\n",
+        },
+    )
+    assert read_limits(tmp_path) == Limits(cpu_cores=2.5)
+
+
+def test_without_control_groups_there_are_no_limits(tmp_path):
+    assert read_limits(tmp_path) == Limits()
+
+
+def test_cpu_time_of_a_worker_that_ended_stays_in_the_engines_counter():
+    code = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\ninput()"
+    usage = EngineUsage()
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as worker:
+        deadline = time.monotonic() + 10
+        while (found := usage.read([worker.pid, os.getpid()]))[0] < 0.3 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        own = usage.read([os.getpid()])
+        before = usage.read([worker.pid, os.getpid()])[0]
+        worker.communicate(b"\n", timeout=5)
+    after, resident, count = usage.read([worker.pid, os.getpid()])
+    assert found[2] == 2
+    assert own[2] == 1
+    assert after >= before
+    assert count == 1
+    assert resident == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+
+
+def test_engines_are_labelled_with_server_and_kind(tmp_path):
+    engine = EngineProcess("127.0.0.1:8000", os.getpid(), frozenset(), engine_kind="vllm")
+    batch = HostSource("h", ManualClock(), lambda: (engine,), root=tmp_path).poll()
+    (key,) = [key for key in batch.keys if name_of(key) == "gpuwatch_engine_processes"]
+    assert dict(key) == {
+        "__name__": "gpuwatch_engine_processes",
+        "host": "h",
+        "server": "127.0.0.1:8000",
+        "engine_kind": "vllm",
+    }
+    assert values(batch)["engine_processes", "127.0.0.1:8000"] == 1
+    assert values(batch)["engine_process_cpu_seconds_total", "127.0.0.1:8000"] > 0

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import threading
+import time
+
+from gpuwatch.clock import SystemClock
+from gpuwatch.model import Batch, Reason
+from gpuwatch.pipeline.feed import Questions, Subscribers
+from gpuwatch.pipeline.runner import SourceRunner
+
+
+class Scripted:
+    target = "host"
+
+    def __init__(self, *steps):
+        self.steps = list(steps)
+        self.closed = False
+
+    def poll(self):
+        step = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
+        if isinstance(step, threading.Event):
+            step.wait(30)
+            return Batch(self.target, 0)
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def close(self):
+        self.closed = True
+
+
+def wait_for(condition, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_batches_are_kept_in_order_until_they_are_taken():
+    runner = SourceRunner(Scripted(Batch("host", 1), Batch("host", 2), Batch("host", 3)), 0.02, SystemClock())
+    runner.start()
+    taken: list[int] = []
+    assert wait_for(lambda: taken.extend(b.time for b in runner.take()) or len(taken) >= 3)
+    runner.stop()
+    assert taken[:3] == [1, 2, 3]
+
+
+def test_a_source_with_a_bug_is_reported_and_polled_again(caplog):
+    runner = SourceRunner(Scripted(ValueError("boom"), Batch("host", 2)), 0.02, SystemClock())
+    runner.start()
+    taken: list[Batch] = []
+    assert wait_for(lambda: taken.extend(runner.take()) or len(taken) >= 2)
+    runner.stop()
+    assert (taken[0].up, taken[0].reason, taken[0].detail) == (False, Reason.FAILED, "internal error: ValueError: boom")
+    assert taken[1].time == 2
+
+
+def test_stopping_never_waits_for_a_poll_that_hangs():
+    hang = threading.Event()
+    source = Scripted(hang)
+    runner = SourceRunner(source, 0.02, SystemClock())
+    runner.start()
+    begun = time.monotonic()
+    runner.stop()
+    assert time.monotonic() - begun < 1
+    assert source.closed
+    hang.set()
+
+
+def test_a_subscriber_that_fails_does_not_stop_the_others(caplog):
+    subscribers = Subscribers()
+    got: list[object] = []
+    subscribers.add(lambda snapshot: 1 / 0)
+    remove = subscribers.add(got.append)
+    subscribers.publish("snapshot")  # type: ignore[arg-type]
+    remove()
+    subscribers.publish("another")  # type: ignore[arg-type]
+    assert got == ["snapshot"]
+
+
+def test_a_question_gets_its_answer_or_its_error():
+    questions = Questions()
+    good = questions.put(lambda: 42)
+    bad = questions.put(lambda: 1 // 0)
+    questions.answer_for(0.1)
+    questions.answer_for(0.1)
+    questions.answer_for(0.0)
+    assert good.result(1) == 42
+    assert isinstance(bad.exception(1), ZeroDivisionError)
