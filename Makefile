@@ -31,7 +31,7 @@ check: $(BIN)/pytest        ## lint, types, layout
 	$(BIN)/pytest -q tests/unit/test_layout.py
 
 e2e: $(BIN)/pytest          ## real Prometheus, real promtool, real vLLM; fetched into .cache/
-	bash tests/e2e/fetch.sh prometheus vllm
+	bash tests/e2e/fetch.sh prometheus vllm tmux
 	$(BIN)/pytest -q tests/e2e
 
 pythons:                    ## the unit tests on every CPython of the list that this machine has

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpuwatch.cli import FINE, UsageError, watching
+from gpuwatch.cli import FINE, WRONG, UsageError, watching
 
 if TYPE_CHECKING:
     import argparse
@@ -43,7 +43,7 @@ class Screen:
         self._lock = threading.Lock()
         self._driver: Driver | None = None
         self._callback: Callable[[Snapshot], None] | None = None
-        self.error: BaseException | None = None
+        self.on_failure: Callable[[str], object] | None = None
 
     @property
     def driver(self) -> Driver:
@@ -108,9 +108,10 @@ class Screen:
     def _start(self, make: Callable[[], Driver]) -> None:
         try:
             driver = make()
-        except BaseException as error:
-            self.error = error
-            raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, a screen without a driver must not stay up
+            if self.on_failure is not None:
+                self.on_failure(str(error) or type(error).__name__)
+            return
         with self._lock:
             self._driver = driver
         if self._callback is not None:
@@ -132,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
 
     screen = Screen(_maker(args, config))
     app = GpuwatchApp(screen, actions(screen, args))
+    screen.on_failure = lambda message: app.call_from_thread(app.exit, None, WRONG, f"gpuwatch tui: {message}")
     try:
         app.run()
     finally:

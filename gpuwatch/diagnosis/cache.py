@@ -38,7 +38,7 @@ def collapse(subject: Subject) -> Verdict:
     ]
     cause, more, advice, confidence = _why_fewer(subject)
     fell = f"Prefix-cache hits fell from {percent(before)} to {percent(now)}"
-    return Explanation(f"{fell}: {cause}", confidence, (*evidence, *more, excluded("a preemption storm")), advice)
+    return Explanation(f"{fell}: {cause}", confidence, (*evidence, *more), advice)
 
 
 def _why_fewer(subject: Subject) -> tuple[str, list[Evidence], tuple[Advice, ...], float]:
@@ -58,9 +58,7 @@ def _why_fewer(subject: Subject) -> tuple[str, list[Evidence], tuple[Advice, ...
     first = subject.select("engine_time_to_first_token_seconds_count")
     length = subject.ask(f"rate({tokens}[2m]) / (rate({first}[2m]) > 0)")
     earlier = subject.ask(f"rate({tokens}[10m] offset 2m) / (rate({first}[10m] offset 2m) > 0)")
-    more: list[Evidence] = []
-    if usage is not None:
-        more.append(excluded(f"a full pool: KV usage was {percent(usage)} at most"))
+    more = [] if usage is None else [_not_full(usage)]
     advice = (Advice("compare recent prompts with earlier ones: what stands first must be the same, byte for byte"),)
     if length and earlier and not 1 / PROMPTS_DIFFER < length / earlier < PROMPTS_DIFFER:
         text = f"prompts have {count(length)} tokens on average, {count(earlier)} before"
@@ -90,9 +88,14 @@ def zero_hit(subject: Subject) -> Verdict:
     if median is not None:
         text = f"the median prompt has about {count(median)} tokens"
         evidence.append(measured(text, "engine_prompt_length_tokens", median, "tokens"))
-    evidence.append(excluded("caching that is switched off"))
+    output = subject.over("increase", "engine_generation_tokens_total", "10m")
+    asked = subject.over("increase", "engine_prompt_tokens_total", "10m")
+    if output is not None and asked is not None:
+        text = f"{count(asked)} prompt tokens were asked for, {count(output)} tokens generated: prompts are the work"
+        evidence.append(measured(text, "engine_prompt_tokens_total", asked, "tokens"))
+    evidence.append(excluded("caching that is switched off", "engine_prefix_cache_enabled", 1.0))
     if usage is not None:
-        evidence.append(excluded(f"a full pool: KV usage was {percent(usage)} at most"))
+        evidence.append(_not_full(usage))
     cause = (
         f"No two of {count(prompts)} prompts shared a first block of {count(block)} tokens. "
         "Not ruled out: a cache salt or LoRA adapter per request, prompt_logprobs, multimodal items at the start, "
@@ -118,3 +121,8 @@ def zero_hit(subject: Subject) -> Verdict:
         text = "each data-parallel replica has its own cache: route requests that share a beginning to the same one"
         advice.append(Advice(text))
     return Explanation(cause, 0.8, tuple(evidence), tuple(advice))
+
+
+def _not_full(usage: float) -> Evidence:
+    text = f"a full pool: KV usage was {percent(usage)} at most"
+    return excluded(text, "engine_kv_cache_usage_ratio", usage, "ratio")

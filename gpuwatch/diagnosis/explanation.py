@@ -51,9 +51,9 @@ def logged(event: LogEvent) -> Evidence:
     return Evidence(text=event.text, source=event.source, line=event.line, name=event.event)
 
 
-def excluded(text: str) -> Evidence:
-    """Return what was looked at and ruled out."""
-    return Evidence(text="Ruled out: " + text, source="metrics")
+def excluded(text: str, name: str, value: float, unit: str = "") -> Evidence:
+    """Return what was looked at and ruled out, with the number that rules it out."""
+    return measured("Ruled out: " + text, name, value, unit)
 
 
 def count(value: float) -> str:

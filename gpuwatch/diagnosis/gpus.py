@@ -133,7 +133,7 @@ def _why_uneven(most: Rank, least: Rank, spread: float) -> tuple[str, list[Evide
         text = f"the engine's own processes: {size(engine)} more"
         evidence = [measured(text, "gpu_memory_engine_bytes", engine, "bytes")]
         if other is not None:
-            evidence.append(excluded("other processes: they do not differ"))
+            evidence.append(excluded("other processes: they do not differ", "gpu_memory_other_bytes", other, "bytes"))
         return (
             f"{head}, and it is the engine's own: contexts of other ranks, communication buffers, or extra work.",
             evidence,

@@ -56,9 +56,9 @@ def preemption_storm(subject: Subject) -> Verdict:
         ),
         *_sizes(subject, pool, length),
         *_speed(subject),
-        excluded("clients that went away: they would have left no queue behind; requests that finished are counted"),
+        *_not_clients(subject),
     ]
-    admitted = _admitted(running, waiting, limit)
+    admitted = _admitted(subject, limit)
     confidence = ONE_EVICTION_CONFIDENCE if subject.alert == UNHEALED else STORM_CONFIDENCE
     confidence += CONFIRMED_BONUS if preempted else 0.0
     return Explanation(
@@ -105,10 +105,15 @@ def retraction_storm(subject: Subject) -> Verdict:
     window = subject.now("engine_kv_cache_swa_usage_ratio")
     if window is not None and usage is not None and window < usage:
         evidence.append(
-            excluded(f"the sliding-window pool: it is used to {percent(window)} only; the full-attention pool is full")
+            excluded(
+                f"the sliding-window pool: it is used to {percent(window)} only; the full-attention pool is full",
+                "engine_kv_cache_swa_usage_ratio",
+                window,
+                "ratio",
+            )
         )
     evidence += _speed(subject)
-    admitted = _admitted(running, waiting, limit)
+    admitted = _admitted(subject, limit)
     return Explanation(
         _storm_cause(subject, pool, length, admitted, "retracted and prefilled again"),
         STORM_CONFIDENCE + CONFIRMED_BONUS if retracted else STORM_CONFIDENCE,
@@ -140,7 +145,7 @@ def pool_saturated(subject: Subject) -> Verdict:
         measured(f"KV usage was {percent(usage)} on average over 60 s", "engine_kv_cache_usage_ratio", usage, "ratio"),
         measured(f"never fewer than {count(waiting)} requests waited", "engine_requests_waiting", waiting),
         *_sizes(subject, pool, length),
-        excluded("a preemption storm: no request was thrown out in the last 2 minutes"),
+        excluded("a preemption storm: no request was thrown out in the last 2 minutes", "engine_evictions_total", 0.0),
     ]
     at_limit = running is not None and limit is not None and running >= limit
     if at_limit:
@@ -152,7 +157,7 @@ def pool_saturated(subject: Subject) -> Verdict:
         evidence.append(measured(f"the batch limit is {count(limit)}", "engine_config_max_num_seqs", limit))
     else:
         cause = "The KV pool is full and requests wait for room in it. It is used well; more load needs more pool."
-    admitted = _admitted(running, subject.now("engine_requests_waiting"), limit)
+    admitted = _admitted(subject, limit)
     return Explanation(
         cause,
         0.9,
@@ -217,11 +222,14 @@ def _refused(asked: str, fits: str, evidence: list[Evidence]) -> Explanation:
     )
 
 
-def _admitted(running: float | None, waiting: float | None, limit: float | None) -> int | None:
-    """Return how many requests the engine tries to hold at once: those that are open, up to the batch limit."""
-    if running is None:
+def _admitted(subject: Subject, limit: float | None) -> int | None:
+    """Return how many requests the engine tries to hold at once: the most that were open, up to the batch limit."""
+    running, waiting = subject.select("engine_requests_running"), subject.select("engine_requests_waiting")
+    wanted = subject.ask(f"max_over_time(({running} + {waiting})[2m:5s])")
+    if wanted is None:
+        wanted = subject.now("engine_requests_running")
+    if wanted is None:
         return None
-    wanted = running + (waiting or 0.0)
     return max(1, int(min(wanted, limit) if limit is not None else wanted))
 
 
@@ -266,6 +274,15 @@ def _evicted(evicted: float | None, preempted: float | None) -> list[Evidence]:
         )
         found.append(measured(text, "engine_preemptions_total", 0.0))
     return found
+
+
+def _not_clients(subject: Subject) -> list[Evidence]:
+    """Say that clients which went away do not look like this: they leave no queue behind."""
+    ended = subject.total("increase", "engine_requests_finished_total", "1m")
+    if ended is None:
+        return []
+    text = f"requests that ended ({count(ended)} in 60 s) and clients that went away: neither puts one into the queue"
+    return [excluded(text, "engine_requests_finished_total", ended)]
 
 
 def _load(running: float | None, waiting: float | None, limit: float | None) -> list[Evidence]:

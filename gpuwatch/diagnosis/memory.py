@@ -82,7 +82,9 @@ def headroom_low(subject: Subject) -> Verdict:
     else:
         cause = f"The next peak of {size(transient)} will not fit: {size(free)} are free."
         if grown is not None:
-            evidence.append(excluded("other visible processes: they did not grow"))
+            evidence.append(
+                excluded("other visible processes: they did not grow", "gpu_memory_other_bytes", grown, "bytes")
+            )
         confidence = 0.7
     return Explanation(cause, confidence, tuple(evidence), (*advice, *_smaller_chunk(engines), *_smaller_pool(engines)))
 
@@ -157,7 +159,8 @@ def _others(subject: Subject) -> list[Evidence]:
     if grown is None:
         return []
     if grown <= FOREIGN_GROWTH:
-        return [excluded("other visible processes on this GPU: they did not grow")]
+        text = "other visible processes on this GPU: they did not grow"
+        return [excluded(text, "gpu_memory_other_bytes", grown, "bytes")]
     text = f"other processes on this GPU grew by {size(grown)} within 10 minutes"
     return [measured(text, "gpu_memory_other_bytes", grown, "bytes")]
 

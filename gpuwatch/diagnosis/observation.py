@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.context import SERVER_SCOPE
-from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, logged, measured
+from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured
 from gpuwatch.diagnosis.finding import Advice
 
 if TYPE_CHECKING:
@@ -124,8 +124,6 @@ def source_degraded(subject: Subject) -> Verdict:
     took = subject.over("max_over_time", "source_poll_seconds", "2m", SOURCE_SCOPE)
     if not down and took is not None and took > 1:
         evidence.append(measured(f"a poll took up to {took:.1f} s", "source_poll_seconds", took, "seconds"))
-    elif down:
-        evidence.append(excluded("a short interruption"))
     return Explanation(
         cause, 0.9, tuple(evidence), (Advice("run gpuwatch doctor: it says what is missing and how to fix it"),)
     )

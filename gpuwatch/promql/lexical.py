@@ -19,6 +19,7 @@ _TOKEN = re.compile(
 _GROUPING = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
 _OPEN = {"(": ")", "[": "]", "{": "}"}
 _DEEPEST = 64
+_MOST_TOKENS = 2000  # the parser recurses over operators without a limit of its own
 _LONGEST = 20_000
 
 
@@ -32,37 +33,47 @@ def normalise(text: str) -> str:
         raise PromQLError(f"the expression is longer than {_LONGEST} characters")
     out: list[str] = []
     stack: list[tuple[str, str]] = []
-    previous = before = ""
+    seen = [""] * 3
     for found in _TOKEN.finditer(text):
-        kind, word = found.lastgroup, found[0]
+        kind, word = found.lastgroup or "", found[0]
         if kind == "space":
             out.append(" ")
             continue
-        _check(kind or "", word, previous, before, stack)
+        _check(kind, word, seen, stack)
         if word in _OPEN:
-            stack.append((word, previous))
+            stack.append((word, seen[-1]))
             if len(stack) > _DEEPEST:
                 raise PromQLError(f"the expression is nested more than {_DEEPEST} levels deep")
         elif stack and word == _OPEN[stack[-1][0]]:
             stack.pop()
         out.append(quote(word[1:-1]) if word.startswith("`") and kind == "string" else word)
-        before, previous = previous, word
+        seen.append(word)
+        if len(seen) > _MOST_TOKENS:
+            raise PromQLError(f"the expression has more than {_MOST_TOKENS} words and signs")
     if not "".join(out).strip():
         raise PromQLError("the expression is empty")
     return "".join(out)
 
 
-def _check(kind: str, word: str, previous: str, before: str, stack: list[tuple[str, str]]) -> None:
-    """Refuse one word where its place makes it newer syntax; `stack` holds (bracket, word in front of it)."""
+def _check(kind: str, word: str, seen: list[str], stack: list[tuple[str, str]]) -> None:
+    """Refuse one token where its place makes it newer syntax; `stack` holds (bracket, word in front of it)."""
     bracket, owner = stack[-1] if stack else ("", "")
-    after_offset = previous.lower() == "offset" or (previous in ("-", "+") and before.lower() == "offset")
-    if kind == "duration" and bracket != "[" and not after_offset:
+    is_duration = bracket == "[" or _after_offset(seen)
+    if kind == "duration" and not is_duration:
         raise PromQLError(f"a duration such as {word} as a number needs Prometheus 2.54 or newer; write seconds")
-    if kind == "number" and (bracket == "[" or after_offset):
+    if is_duration and (kind == "number" or word.lower() in ("nan", "inf")):
         raise PromQLError(f"{word} is not a duration; write a unit, such as {word}s")
     if word == "@":
         raise PromQLError("the @ modifier is not supported")
-    if kind == "string" and (bracket == "{" or owner.lower() in _GROUPING) and previous in ("{", "(", ","):
+    if kind == "string" and (bracket == "{" or owner.lower() in _GROUPING) and seen[-1] in ("{", "(", ","):
         raise PromQLError(f"a quoted name such as {word} needs Prometheus 3.0 or newer")
-    if kind == "symbol" and word == "$":
+    if word == "$":
         raise PromQLError("variables such as $__rate_interval must be replaced first")
+
+
+def _after_offset(seen: list[str]) -> bool:
+    """Say whether the next token belongs to an offset modifier; a metric may be called offset, too."""
+    at = -2 if seen[-1] in ("-", "+") else -1
+    if seen[at].lower() != "offset":
+        return False
+    return re.search(r"[\w:)\]}\"'`]$", seen[at - 1]) is not None

@@ -65,6 +65,7 @@ MOST_STEPS = 11_000
 """Steps of a range query or subquery; Prometheus' own limit for the former."""
 
 _SHOWN = 200
+_DEEPEST = 150
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MATCH_OPS: dict[str, MatchOp] = {"Equal": "=", "NotEqual": "!=", "Re": "=~", "NotRe": "!~"}
 
@@ -99,8 +100,6 @@ def parse(expr: str) -> Plan:
         return Plan(expr, _Converter(promql_parser).node(promql_parser.parse(normalise(expr))))
     except (PromQLError, ValueError) as error:
         raise PromQLError(f"{_short(expr)}: {error}") from None
-    except RecursionError:
-        raise PromQLError(f"{_short(expr)}: the expression is nested too deeply") from None
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # what the Rust side raises on a bug of its own
             raise
@@ -126,6 +125,7 @@ class _Converter:
     """Turns the parser's tree into nodes and checks each on the way."""
 
     def __init__(self, module: Any) -> None:
+        self._depth = 0
         self._of = {
             module.ParenExpr: lambda e: self.node(e.expr),
             module.NumberLiteral: lambda e: Number(float(e.val)),
@@ -143,7 +143,12 @@ class _Converter:
         convert = self._of.get(type(expr))
         if convert is None:
             raise PromQLError(f"{type(expr).__name__} is not supported")
-        return convert(expr)
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise PromQLError(f"the expression has more than {_DEEPEST} levels")
+        node = convert(expr)
+        self._depth -= 1
+        return node
 
     def _negate(self, expr: Any) -> Node:
         inner = self.node(expr.expr)

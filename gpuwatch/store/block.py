@@ -172,7 +172,18 @@ class Block:
         self._found.clear()
         for row in [row for row, ended in self.ended.items() if ended >= time]:
             del self.ended[row]
+        for row in self._without_value():
+            self.ended.setdefault(row, time)
+            self.keys = None
         return True
+
+    def _without_value(self) -> list[int]:
+        """Return the rows without a value in the newest column: a column that is forgotten had begun or revived them."""
+        if self.stop == self.start:
+            return list(self.rows.values())
+        column = self._bits[: len(self.labels), self.stop - 1]
+        gone = (column == STALE_BITS) | (column == HOLE_BITS)
+        return [row for row in self.rows.values() if gone[row]]
 
     def expired(self, before: int) -> list[Labels]:
         """Return the series that ended before the time `before`."""

@@ -171,7 +171,8 @@ def run(title: str, gpus: int, engines: int, wanted: int, samples: int = 600) ->
             times.append(tick(store, querier, found, exprs, now))
         typical = statistics.median(times[5:])
         print(
-            f"  {name:9} {len(exprs):3} expressions: median {typical:6.2f} ms, best {min(times):6.2f} ms, {typical / lowest:5.1f} x floor"
+            f"  {name:9} {len(exprs):3} expressions: median {typical:6.2f} ms, best {min(times):6.2f} ms, "
+            f"{typical / lowest:5.1f} x floor"
         )
     nvml = next(block for block in store.blocks if block.target == "nvml")
     values = [1.0] * len(nvml.labels)

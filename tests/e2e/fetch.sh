@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetch the real programs of the end-to-end tests into the cache folder: prometheus (with promtool), vllm, peers.
+# Fetch the real programs of the end-to-end tests into the cache folder: prometheus (with promtool), vllm, peers, tmux.
 # usage: fetch.sh NAME...        environment: GPUWATCH_CACHE (default: .cache of the checkout)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -67,9 +67,14 @@ fetch_peers() {
   touch "$venv/complete"
 }
 
+fetch_tmux() {
+  command -v tmux > /dev/null && return
+  apt-get install -y -qq tmux 2>/dev/null || { apt-get update -qq && apt-get install -y -qq tmux; }
+}
+
 for name in "$@"; do
   case $name in
-    prometheus | vllm | peers) "fetch_$name" ;;
-    *) echo "fetch.sh: unknown name '$name'; allowed: prometheus vllm peers" >&2; exit 2 ;;
+    prometheus | vllm | peers | tmux) "fetch_$name" ;;
+    *) echo "fetch.sh: unknown name '$name'; allowed: prometheus vllm peers tmux" >&2; exit 2 ;;
   esac
 done

@@ -117,13 +117,14 @@ class Load:
             ids = tokens(prompt, seed * 1000 + number)
             self._start(lambda ids=ids: server.complete(ids, output, timeout=120))
 
-    def steady(self, server: VllmServer, clients: int, prompt: int, output: int) -> None:
-        """Keep `clients` requests open, each with a new prompt, until `stop`."""
+    def steady(self, server: VllmServer, clients: int, prompt: int, output: int, shared: int = 0) -> None:
+        """Keep `clients` requests open until `stop`; each prompt is new after its first `shared` tokens."""
+        head = tokens(shared, 1)
 
         def client(first: int) -> None:
             number = first * 100_000
             while not self.done.is_set():
-                server.complete(tokens(prompt, number), output, timeout=60)
+                server.complete([*head, *tokens(prompt - shared, number)], output, timeout=60)
                 number += 1
 
         for number in range(clients):

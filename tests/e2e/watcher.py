@@ -52,7 +52,7 @@ class Observer:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Observer:
+    def __enter__(self) -> Observer:  # noqa: PYI034  # typing.Self is newer than Python 3.10
         self._thread.start()
         return self
 
@@ -79,4 +79,4 @@ class Observer:
 
 
 def _sum(page: str, name: str) -> float:
-    return sum(float(value) for value in re.findall(rf"^{name}{{[^}}]*}} (\S+)$", page, re.M))
+    return sum(float(value) for value in re.findall(rf"^{name}{{[^}}]*}} (\S+)$", page, re.MULTILINE))

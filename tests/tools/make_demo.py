@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
 
 from fakenvml.machine import FakeNvml  # noqa: E402  # the folders are on the path now
-from vllm_server import Load, VllmServer  # noqa: E402
+from vllm_server import Load, VllmServer, tokens  # noqa: E402
 
 GIB = 2**30
 SECONDS = 150
@@ -76,20 +76,21 @@ class SimulatedGpus:
                 util_gpu=busy,
                 util_mem=int(busy * 0.62),
                 power=int(watts * 1000),
-                energy=int(9e8 + self.energy[gpu] * 1000),
                 clk_sm=1980 if not running else 1755 + self.random.choice((0, 15, 30)),
                 temp=int(38 + watts / 19 + gpu),
             )
+            milli = {"82": f"{int(44 + watts / 19)}", "185": f"{int(watts * 1000)}", "186": f"{int(watts * 1000)}"}
+            self.fake.field_set(gpu, **milli, **{"83": f"{int(9e8 + self.energy[gpu] * 1000)}:l"})
 
 
 def _value(page: str, name: str) -> float:
-    return sum(float(value) for value in re.findall(rf"^{name}{{[^}}]*}} (\S+)$", page, re.M))
+    return sum(float(value) for value in re.findall(rf"^{name}{{[^}}]*}} (\S+)$", page, re.MULTILINE))
 
 
 def scenario(server: VllmServer) -> None:
     """Light load, then the storm, then light load again."""
     light = Load()
-    light.steady(server, 2, 400, 120)
+    light.steady(server, 2, 400, 120, shared=256)
     time.sleep(40)
     storm = Load()
     storm.burst(server, 16, 600, 1500, seed=3)
@@ -107,6 +108,8 @@ def main(out: Path) -> None:
         server = VllmServer(FLAGS, folder / "vllm.log", ranks=2, port=8000)
         try:
             server.wait_ready()
+            for seed in range(3):  # the first requests compile kernels
+                server.complete(tokens(400, seed), 30)
             gpus = SimulatedGpus(fake, server)
             gpus.place_processes()
             gpus.thread.start()

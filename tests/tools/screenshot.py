@@ -13,10 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.unit.tui import scenes
-
 from gpuwatch.tui.app import GpuwatchApp
 from gpuwatch.tui.feed import Actions
+from tests.unit.tui import scenes
 
 
 async def draw(scene: str, size: tuple[int, int], keys: list[str], ticks: int) -> str:

@@ -91,7 +91,7 @@ def overview(model: Model, width: int, room: int) -> list[Row]:
     if snapshot.not_enough and len(rows) < room:
         first = snapshot.not_enough[0]
         more = f" (+{len(snapshot.not_enough) - 1} more, 4 findings)" if len(snapshot.not_enough) > 1 else ""
-        text = f" ? not judged: {clean(first.id)} needs {clean(first.missing)}{more}"
+        text = f" ? not judged: {clean(first.id)}: {clean(first.missing)}{more}"
         rows += unkeyed([crop(((text, "dim"),), width)])
     return rows
 
@@ -164,7 +164,7 @@ def not_judged(snapshot: Snapshot, width: int) -> list[Line]:
         return []
     lines: list[Line] = [rule(((f"not judged ({plural(len(snapshot.not_enough), 'finding')})", "title"),), width)]
     for item in snapshot.not_enough:
-        lines += labelled(clean(item.id), f"? cannot tell: needs {clean(item.missing)}", width, "dim", 26)
+        lines += labelled(clean(item.id), f"? cannot tell: {clean(item.missing)}", width, "dim", 26)
     return lines
 
 

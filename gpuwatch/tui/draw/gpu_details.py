@@ -86,7 +86,7 @@ def charts(model: Model, gpu: Gpu, width: int, height: int) -> list[Line]:
     each = max((width - 6) // 3, 10)
     blocks = []
     for query, name, top, tone in (
-        ("gpu_memory_used", "used memory", gpu.get("gpu_memory_total"), "bar.kv_used"),
+        ("gpu_memory_used", "memory", gpu.get("gpu_memory_total"), "bar.kv_used"),
         ("gpu_busy", "busy", 1.0, "spark.good"),
         ("gpu_power", "power", gpu.get("gpu_power_limit"), "spark.warn"),
     ):

@@ -92,7 +92,8 @@ def gpu_line(gpu: Gpu, width: int, name_width: int, *, hosts: bool = False) -> L
         return crop((*spans, *bar(gpu, bar_width), (" ", ""), (used, _STALE), (text, "crit")), width)
     notes = _notes(gpu)
     tail: list[Span] = [(" " + _used(gpu, narrow=narrow), _STALE if stale else "")]
-    for text, tone in (*_fields(gpu, width), *notes):
+    fields = _fields(gpu, width)
+    for text, tone in (*(fields[1:2] if narrow and notes and len(fields) > 1 else fields), *notes):
         tail += [("  " if not narrow else " ", ""), (text, _STALE if stale else tone)]
     bar_width = max(room - line_width(tuple(tail)), 10)
     return crop((*spans, *bar(gpu, bar_width), *tail), width)

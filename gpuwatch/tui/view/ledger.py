@@ -26,14 +26,14 @@ KINDS: Mapping[str, Kind] = {
     "kv_pool": Kind("▚", "bar.kv_used", "KV pool", "KV pool; how much of it is used on this GPU is not known"),
     "work": Kind("▒", "bar.work", "activations+graphs", "profiled activation peak and CUDA graphs"),
     "rest": Kind("c", "bar.rest", "context+comms", "the engine's own memory beyond what it states"),
-    "engine": Kind("e", "bar.rest", "engine", "memory of an engine that states nothing about it"),
+    "engine": Kind("e", "bar.rest", "engine", "memory of an engine that does not state what is in it"),
     "other": Kind("o", "bar.other", "other processes", "visible processes that belong to no known engine"),
     "unexplained": Kind("?", "bar.unexplained", "unexplained", "used memory that nothing above accounts for"),
     "reserved": Kind("r", "bar.rest", "driver", "what the driver keeps for itself"),
 }
 """Every kind of used memory, in the order of the bar; what is left is free."""
 
-FREE = Kind("·", "faint", "free", "neither used nor reserved")
+FREE = Kind("·", "dim", "free", "neither used nor reserved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,11 @@ class Statement:
     def silent(self) -> bool:
         """Whether the engine states nothing about its memory."""
         return self.weights is None and self.kv_pool is None and self.activations is None and self.graphs is None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the large parts are stated, so that what is left can only be contexts and communication."""
+        return self.weights is not None and self.kv_pool is not None
 
 
 def _of_engine(statement: Statement, limit: float | None, *, rest_is_known: bool) -> dict[str, float]:
@@ -90,7 +95,7 @@ def _of_engine(statement: Statement, limit: float | None, *, rest_is_known: bool
     take("work", statement.graphs)
     take("work", statement.activations)
     if rest_is_known and limit is not None:
-        take("rest", left)
+        take("rest" if statement.whole else "engine", left)
     return parts
 
 

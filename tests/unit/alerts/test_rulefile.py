@@ -106,7 +106,7 @@ REFUSED = [
     (RULE.format("alert: A"), "r.yml:1: rule A: 'expr' must be set"),
     (RULE.format("alert: A, expr: ' '"), "rule A: 'expr' must be set"),
     (RULE.format("alert: A, expr: 'm >'"), "rule A: expr: m >"),
-    (RULE.format("alert: A, expr: 'm @ 5'"), "rule A: expr: the @ modifier is not supported"),
+    (RULE.format("alert: A, expr: 'm @ 5'"), "rule A: expr: m @ 5: the @ modifier is not supported"),
     (RULE.format("alert: A, expr: [m]"), "rule A: expr must be text, not a list"),
     (
         RULE.format("alert: A, expr: '1', four: 5s"),

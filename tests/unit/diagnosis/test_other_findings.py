@@ -161,6 +161,7 @@ class TestCache:
             name("engine_kv_block_size_tokens", ENGINE): block,
             name("engine_kv_cache_usage_ratio", ENGINE): 0.4,
             name("engine_prompt_tokens_total", ENGINE): lambda s: 2000.0 * prompts(s),
+            name("engine_generation_tokens_total", ENGINE): lambda s: 100.0 * prompts(s),
             name("engine_prompt_length_tokens_bucket", ENGINE, le="1000.0"): 0.0,
             name("engine_prompt_length_tokens_bucket", ENGINE, le="2000.0"): lambda s: float(prompts(s)),
             name("engine_prompt_length_tokens_bucket", ENGINE, le="+Inf"): lambda s: float(prompts(s)),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.model import series
-from tests.unit.diagnosis.storms import KEYS, VLLM_0_10_2, VLLM_0_31_0, values
+from tests.unit.diagnosis.storms import KEYS, START, VLLM_0_10_2, VLLM_0_31_0, VLLM_0_32_0, values
 from tests.unit.diagnosis.watch import CONFIG, ENGINE, SERVER, SGLANG, Watch, event, fact, flags, name, texts
 
 STORM = "kv_preemption_storm"
@@ -51,6 +51,22 @@ def test_the_storm_of_0_10_2_is_named_within_20_seconds_although_the_engine_neve
     watch = Watch(FACTS).run(66, replay(VLLM_0_10_2), derive=True)
     assert watch.first_seen[STORM] - (30 + 6) <= 20
     assert "has not moved yet" in texts(watch[STORM])
+
+
+def test_the_storm_of_0_32_0_is_one_finding_from_its_first_eviction_until_the_engine_is_idle():
+    # Running falls from 6 to 4 at second 3; the engine counts its first preemption at second 10; a queue that is empty
+    # for one page, at second 33, does not end it; the last request ends at second 42.
+    watch, states = Watch(FACTS), {}
+    live = {**replay(VLLM_0_32_0, begin=0), **finished(VLLM_0_32_0, 600, 1500, begin=0)}
+    for second in range(46):
+        watch.run(1, live, derive=True)
+        states[second] = [(finding.id, finding.state) for finding in watch.findings]
+    assert {second for second, found in states.items() if found == [(STORM, "firing")]} == set(range(3, 42))
+    assert all(states[second] == [(STORM, "resolved")] for second in range(42, 46))
+    storm = watch[STORM]
+    assert storm.since == START + 3000
+    assert ("--max-num-seqs", "16", "2") in flags(storm)
+    assert "16 are admitted" in storm.cause
 
 
 def test_its_cause_is_the_override_and_the_advice_is_computed_from_finished_requests():

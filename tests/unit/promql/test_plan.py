@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from gpuwatch.model import series
+from gpuwatch.promql.local import LocalQuerier
 from gpuwatch.promql.nodes import Binary, Number, Selector, Window, duration
 from gpuwatch.promql.plan import AGGREGATIONS, FUNCTIONS, parse
 from gpuwatch.promql.values import PromQLError
-from gpuwatch.store import Matcher
+from gpuwatch.store import Matcher, Store
 
 REFUSED = [
     ("", "empty"),
@@ -59,6 +64,8 @@ REFUSED = [
     ("x[5m:30]", "30 is not a duration"),
     ("x offset 300", "300 is not a duration"),
     ("x offset -300", "300 is not a duration"),
+    ("x offset NaN", "NaN is not a duration"),
+    ("x[inf]", "inf is not a duration"),
     ('{"x"}', "quoted name"),
     ('x{"b.c"="d"}', "quoted name"),
     ('x{a="1", "b"="d"}', "quoted name"),
@@ -78,6 +85,11 @@ REFUSED = [
     ('label_replace(x, "a", "b", "c", "(?<=d)")', "look-around"),
     # limits
     ("x" + " + x" * 10_000, "longer than 20000"),
+    ("x" + "+x" * 5_000, "more than 2000 words and signs"),
+    ("x" + " + x" * 200, "more than 150 levels"),
+    ("-" * 19_000 + "x", "more than 2000 words and signs"),
+    ("-" * 1900 + "x", "more than 150 levels"),
+    ("x" + " ^ x" * 900, "more than 150 levels"),
     ("(" * 70 + "x" + ")" * 70, "more than 64 levels"),
     ("max_over_time(x[15m:1ms])", "more than 11000 steps"),
 ]
@@ -112,6 +124,14 @@ def test_what_cannot_be_evaluated_is_refused_with_the_reason(expr, why):
 )
 def test_ordinary_expressions_are_accepted(expr):
     assert parse(expr).kind in ("vector", "scalar")
+
+
+def test_the_deepest_plan_that_is_accepted_can_be_evaluated_and_written():
+    deepest = parse("x" + " + x" * 148)
+    store = Store()
+    store.append("t", 0, (series("x"),), [1.0])
+    assert dict(LocalQuerier(store).instant(deepest, 0).items()) == {(): 149.0}
+    assert parse(str(deepest)).root == deepest.root
 
 
 def test_a_raw_string_keeps_its_backslashes():
@@ -205,3 +225,21 @@ def test_the_parser_is_loaded_only_when_it_is_needed():
         "gpuwatch.promql.plan.parse('x'); assert 'promql_parser' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+PARTS = re.findall(
+    r"(?:x )?offset \S+|\S+",
+    r"""x y sum rate max_over_time topk by without on ignoring group_left bool and or unless ( ) [ ] { } , = =~
+    != == > + - * / ^ % : @ 5 1m 30s 0.5 NaN 'a' `b` "c" # $ \ é abs histogram_quantile label_replace x[1m]
+    offset 5m x offset -5m""",
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(PARTS), st.text(max_size=3)), max_size=14))
+def test_any_text_is_either_understood_or_refused(parts):
+    try:
+        parsed = parse(" ".join(parts))
+    except PromQLError:
+        return
+    assert str(parse(str(parsed))) == str(parsed)

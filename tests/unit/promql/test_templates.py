@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpuwatch.model import series
 from gpuwatch.promql import templates
@@ -269,3 +272,22 @@ def test_printf_formats_as_go_does(template, args, text):
 )
 def test_numbers_are_humanised_as_prometheus_does(function, value, text):
     assert function(value) == text
+
+
+PARTS = re.findall(
+    r"\S+",
+    r"""{{ }} {{- -}} if else end range with $value $labels.host $x := = | ( ) . .Labels.host .Value 1 2.5 true nil
+    `up` 'a' "b" query first value label humanize printf len eq gt and not /* */ , text {{end}} {{else}} index print""",
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(PARTS), st.text(max_size=3)), max_size=16))
+def test_any_text_is_either_rendered_or_refused(parts):
+    store = Store()
+    store.append("t", 1000, (series("up", i="a"),), [1.0])
+    try:
+        text = templates.parse(" ".join(parts)).render(LABELS, 2.5, LocalQuerier(store), 1000)
+    except PromQLError:
+        return
+    assert isinstance(text, str)

@@ -77,7 +77,7 @@ def _samples(block, key):
     return list(zip(block.times[window][kept].tolist(), row[kept].tolist(), strict=True))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(moves)
 def test_the_store_holds_what_the_model_holds(steps):
     store, model = Store(RETENTION, RETENTION // CAPACITY), Model()
@@ -122,3 +122,15 @@ def test_a_hole_never_follows_a_value(steps):
         for row in block.rows.values():
             holes = block.data[row, block.start : block.stop].view(np.uint64) == HOLE_BITS
             assert not (holes[1:] & ~holes[:-1]).any()
+
+
+def test_a_series_revived_by_a_batch_that_is_replaced_has_ended_again():
+    store = Store(RETENTION, RETENTION // CAPACITY)
+    key = KEYS[:1]
+    store.append("s", 100, key, [1.0])
+    store.mark_stale("s", 200)
+    store.append("s", 300, key, [2.0])
+    store.mark_stale("s", 300)
+    assert list(store.newest(400)) == []
+    store.append("t", 400, key, [3.0])
+    assert [(labels, value) for labels, value, _ in store.newest(400)] == [(key[0], 3.0)]

@@ -314,7 +314,7 @@ def storm(time=START + 60_000, **more):
     more.setdefault("findings", storm_findings())
     more.setdefault("lines", log_lines())
     more.setdefault("facts", FACTS)
-    more.setdefault("not_enough", (NotEnough("prefix_cache_collapse", "prefix cache counters", {}),))
+    more.setdefault("not_enough", (NotEnough("prefix_cache_collapse", "needs prefix cache counters", {}),))
     return snapshot(scene, time, **more)
 
 

@@ -91,6 +91,8 @@ def test_hung_and_lost_gpus_say_so_and_the_others_keep_their_figures():
     assert "74.1 / 79.6 GiB" in lines[0]
     assert "▲ power 35 %" in lines[4]
     assert "● Xid 79" in lines[4]
+    small = plain(draw_gpus.gpu_line(gpus[4], 79, 8))
+    assert small.endswith("97 % ▲ power 35 % ● Xid 79")
 
 
 def test_what_a_gpu_does_not_support_is_named_with_the_reason_and_a_real_zero_stays_a_zero():
@@ -286,7 +288,7 @@ def test_the_overview_shows_cause_advice_and_symptoms_of_a_finding():
     assert "           → --num-gpu-blocks-override 40 · remove it: memory profiling found room for 5,721 blocks" in rows
     assert "           → --max-num-seqs 16 → 2 · if the pool has to stay this small" in rows
     assert any(row.startswith("   22:13:58  ↳ ▲ queue_growth") for row in rows)
-    assert rows[-1] == " ? not judged: prefix_cache_collapse needs prefix cache counters"
+    assert rows[-1] == " ? not judged: prefix_cache_collapse: needs prefix cache counters"
 
 
 def test_with_little_room_evidence_goes_before_causes_do():
