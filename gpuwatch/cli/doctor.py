@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from gpuwatch.clock import Clock
     from gpuwatch.config import Config
     from gpuwatch.model import Batch
-    from gpuwatch.sources.discovery import FoundEngine
-    from gpuwatch.sources.engine import EngineTarget
+    from gpuwatch.sources.discovery.find import FoundEngine
+    from gpuwatch.sources.engine.source import EngineTarget
 
 NAME = "doctor"
 HELP = "say what gpuwatch can see on this machine, what it cannot, and how to fix that"
@@ -130,8 +130,8 @@ def _absences(batch: Batch) -> Iterator[Check]:
 
 def _engines(config: Config, clock: Clock) -> Iterator[Check]:
     from gpuwatch.pipeline.collect import engine_target  # noqa: PLC0415
-    from gpuwatch.sources.discovery import Discovery  # noqa: PLC0415
-    from gpuwatch.sources.engine import EngineTarget  # noqa: PLC0415
+    from gpuwatch.sources.discovery.find import Discovery  # noqa: PLC0415
+    from gpuwatch.sources.engine.source import EngineTarget  # noqa: PLC0415
 
     targets = [engine_target(engine) for engine in config.engines]
     logs = [(item.source, item.server) for item in config.logs]
@@ -160,7 +160,7 @@ def _flags(engine: FoundEngine) -> Check:
 
 
 def _engine(target: EngineTarget, config: Config, clock: Clock) -> Iterator[Check]:
-    from gpuwatch.sources.engine import EngineSource  # noqa: PLC0415
+    from gpuwatch.sources.engine.source import EngineSource  # noqa: PLC0415
 
     source = EngineSource(target, config.host_name, clock)
     try:
@@ -180,7 +180,7 @@ def _engine(target: EngineTarget, config: Config, clock: Clock) -> Iterator[Chec
 
 
 def _log(spec: str, server: str, config: Config, clock: Clock) -> Check:
-    from gpuwatch.sources.logs import LogSource  # noqa: PLC0415
+    from gpuwatch.sources.logs.source import LogSource  # noqa: PLC0415
 
     source = LogSource(spec, config.host_name, clock, server)
     try:

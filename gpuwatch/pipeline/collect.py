@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from gpuwatch.config import ConfigError, EngineConfig
 from gpuwatch.pipeline.launch import launch_facts
 from gpuwatch.pipeline.runner import SourceRunner
-from gpuwatch.sources.discovery import Discovered, Discovery, engine_process
-from gpuwatch.sources.engine import EngineSource, EngineTarget
+from gpuwatch.sources.discovery.find import Discovered, Discovery, engine_process
+from gpuwatch.sources.engine.source import EngineSource, EngineTarget
 from gpuwatch.sources.host import HostSource
-from gpuwatch.sources.logs import LogSource
+from gpuwatch.sources.logs.source import LogSource
 from gpuwatch.sources.nvml.source import NvmlSource, Timing
 from gpuwatch.sources.own import OwnSource
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuwatch.config import Config
     from gpuwatch.model import Batch
     from gpuwatch.sources import Source
-    from gpuwatch.sources.gpu_attribution import EngineProcess
+    from gpuwatch.sources.nvml.attribution import EngineProcess
 
 DISCOVERY_SECONDS = 10.0
 SLOW_SECONDS = 5.0

@@ -19,7 +19,7 @@ from gpuwatch.promql.local import LocalQuerier
 from gpuwatch.promql.values import PromQLError
 from gpuwatch.queries import QUERIES
 from gpuwatch.snapshot import Answer, Recording, RuleView, Snapshot
-from gpuwatch.sources.derived import Derived
+from gpuwatch.sources.derived.derive import Derived
 from gpuwatch.store import Store
 
 if TYPE_CHECKING:

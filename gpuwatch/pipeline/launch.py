@@ -8,7 +8,7 @@ from gpuwatch.engines.flags import flag_facts
 from gpuwatch.model import Batch, Fact
 
 if TYPE_CHECKING:
-    from gpuwatch.sources.discovery import FoundEngine
+    from gpuwatch.sources.discovery.find import FoundEngine
 
 
 def launch_facts(engine: FoundEngine, time: int) -> Batch:

@@ -11,7 +11,7 @@ import requests
 import urllib3
 
 from gpuwatch.promql.values import PromQLError, RangeSeries, Vector
-from gpuwatch.sources.engine_http import Deadline, explain_failure, show_url, watch_connections
+from gpuwatch.sources.engine.http import Deadline, explain_failure, show_url, watch_connections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from gpuwatch.clock import Clock
-    from gpuwatch.sources.gpu_attribution import EngineProcess
+    from gpuwatch.sources.nvml.attribution import EngineProcess
 
 SLOW_SECONDS = 10.0
 """How often what hardly changes (limits, devices) is read."""

@@ -178,7 +178,7 @@ class Block:
         return True
 
     def _without_value(self) -> list[int]:
-        """Return the rows without a value in the newest column: a column that is forgotten had begun or revived them."""
+        """Return the rows without a value in the newest column: what a forgotten column had begun or revived."""
         if self.stop == self.start:
             return list(self.rows.values())
         column = self._bits[: len(self.labels), self.stop - 1]

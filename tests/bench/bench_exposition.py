@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpuwatch.engines.derive import compile_page
 from gpuwatch.engines.info import EngineInfo
-from gpuwatch.sources.exposition import ExpositionParser
+from gpuwatch.sources.engine.exposition import ExpositionParser
 
 PAGE = Path(__file__).parents[1] / "fixtures" / "pages" / "vllm-0.32.0-storm.txt"
 RANKS = 8

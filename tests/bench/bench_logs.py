@@ -14,8 +14,8 @@ from gpuwatch.clock import SystemClock
 from gpuwatch.engines.log_prefixes import strip_prefix
 from gpuwatch.engines.log_text import clean
 from gpuwatch.engines.logs import classify, prefilter
-from gpuwatch.sources.log_lines import LogLimits
-from gpuwatch.sources.logs import LogSource
+from gpuwatch.sources.logs.lines import LogLimits
+from gpuwatch.sources.logs.source import LogSource
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "logs"
 ACCESS = 'INFO:     127.0.0.1:54820 - "POST /v1/completions HTTP/1.1" 200 OK\n'

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.model import Absence, Labels, Reason, series
-from gpuwatch.sources.gpu_attribution import GpuUse
+from gpuwatch.sources.nvml.attribution import GpuUse
 from gpuwatch.sources.nvml.reasons import CALL_REASON, reason_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpuwatch.sources.gpu_attribution import Ownership
+    from gpuwatch.sources.nvml.attribution import Ownership
 
 STATES = ("ok", "lost", "hung", "resetting", "no_permission", "failed")
 

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.model import Absence, Batch, Labels, Reason, series
-from gpuwatch.sources.gpu_attribution import attribute
-from gpuwatch.sources.gpu_processes import ProcessTree, in_initial_namespace
+from gpuwatch.sources.nvml.attribution import attribute
 from gpuwatch.sources.nvml.child import Child
 from gpuwatch.sources.nvml.gpus import Gpu
+from gpuwatch.sources.nvml.processes import ProcessTree, in_initial_namespace
 from gpuwatch.sources.nvml.reasons import RARE, failure_detail, in_container, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gpuwatch.clock import Clock
-    from gpuwatch.sources.gpu_attribution import EngineProcess
+    from gpuwatch.sources.nvml.attribution import EngineProcess
 
 DRIVER_TRACES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/etc/ld.so.cache", "/dev/dxg")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.model import Batch, Reason, series
-from gpuwatch.sources.derived import Derived
+from gpuwatch.sources.derived.derive import Derived
 from tests.unit.diagnosis.storms import IDENTITY, KEYS, START, VLLM_0_10_2, VLLM_0_31_0, Page, batch, keys, read, values
 
 TARGET = "engine:127.0.0.1:8000"

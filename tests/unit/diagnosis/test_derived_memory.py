@@ -5,7 +5,7 @@ import time as wall
 import pytest
 
 from gpuwatch.model import Batch, Reason, series
-from gpuwatch.sources.derived import Derived
+from gpuwatch.sources.derived.derive import Derived
 from tests.unit.diagnosis.storms import KEYS, START, VLLM_0_31_0, read, values
 
 GIB = 1 << 30

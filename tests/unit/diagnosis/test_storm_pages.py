@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from gpuwatch.clock import ManualClock
-from gpuwatch.sources.engine import EngineSource, EngineTarget
+from gpuwatch.sources.engine.source import EngineSource, EngineTarget
 from tests.unit.diagnosis.storms import START, USABLE_BLOCKS, VLLM_0_10_2, VLLM_0_31_0, Page
 from tests.unit.diagnosis.watch import Watch, flags
 

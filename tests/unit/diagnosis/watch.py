@@ -8,7 +8,7 @@ from gpuwatch.diagnosis.context import Context, Facts
 from gpuwatch.diagnosis.explain import Memory, explain
 from gpuwatch.model import Batch, Fact, LogEvent, series
 from gpuwatch.promql.local import LocalQuerier
-from gpuwatch.sources.derived import Derived
+from gpuwatch.sources.derived.derive import Derived
 from gpuwatch.store import Store
 from tests.unit.diagnosis.storms import START
 

@@ -4,7 +4,7 @@ from gpuwatch.engines.catalog import ENGINES, SAMPLES, coverage, detect, needs
 from gpuwatch.engines.metric import read_table
 from gpuwatch.engines.version import Span, parse_span, parse_version
 from gpuwatch.series import METRICS
-from gpuwatch.sources.exposition import ExpositionParser
+from gpuwatch.sources.engine.exposition import ExpositionParser
 
 
 @pytest.mark.parametrize(

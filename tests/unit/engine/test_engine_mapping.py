@@ -8,7 +8,7 @@ from gpuwatch.engines.derive import compile_page
 from gpuwatch.engines.info import EngineInfo, read_models, read_server_info, read_version
 from gpuwatch.model import NAME, Reason, series
 from gpuwatch.series import METRICS
-from gpuwatch.sources.exposition import ExpositionParser
+from gpuwatch.sources.engine.exposition import ExpositionParser
 
 BASE = {"host": "h", "server": "s:1"}
 GIB = 2**30

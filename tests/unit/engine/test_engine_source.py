@@ -12,8 +12,8 @@ import pytest
 
 from gpuwatch.clock import ManualClock, SystemClock
 from gpuwatch.model import Reason, label, name_of, series
-from gpuwatch.sources.engine import EngineSource, EngineTarget
-from gpuwatch.sources.engine_http import proxies_for
+from gpuwatch.sources.engine.http import proxies_for
+from gpuwatch.sources.engine.source import EngineSource, EngineTarget
 
 SECRET = "sk-very-secret-key"
 

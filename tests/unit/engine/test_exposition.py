@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuwatch.model import NAME, series
-from gpuwatch.sources.exposition import ExpositionParser
+from gpuwatch.sources.engine.exposition import ExpositionParser
 
 PAGES = ["vllm-0.10.2-storm.txt", "vllm-0.31.0-storm.txt", "vllm-0.32.0-two-ranks.txt"]
 

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from gpuwatch.clock import ManualClock
-from gpuwatch.sources.gpu_attribution import EngineProcess, GpuUse, attribute, resolve_devices
-from gpuwatch.sources.gpu_processes import REFRESH_SECONDS, ProcessTree
+from gpuwatch.sources.nvml.attribution import EngineProcess, GpuUse, attribute, resolve_devices
+from gpuwatch.sources.nvml.processes import REFRESH_SECONDS, ProcessTree
 
 H100 = "NVIDIA H100 80GB HBM3"
 

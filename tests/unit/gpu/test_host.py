@@ -11,9 +11,9 @@ import pytest
 from gpuwatch.clock import ManualClock
 from gpuwatch.model import Reason, label, name_of
 from gpuwatch.series import METRICS
-from gpuwatch.sources.gpu_attribution import EngineProcess
 from gpuwatch.sources.host import EngineUsage, HostSource, busy_ratio, nvidia_devices
 from gpuwatch.sources.host_cgroup import Limits, read_limits
+from gpuwatch.sources.nvml.attribution import EngineProcess
 
 
 def tree(root, files):

@@ -10,7 +10,7 @@ import pytest
 
 from gpuwatch.model import Reason, label, name_of
 from gpuwatch.series import METRICS
-from gpuwatch.sources.gpu_attribution import EngineProcess
+from gpuwatch.sources.nvml.attribution import EngineProcess
 from gpuwatch.sources.nvml.source import Timing
 
 # What the fake H100 of tests/fakenvml/fakenvml.py must read as, worked out by hand from its raw numbers.

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from gpuwatch.clock import ManualClock, SystemClock
-from gpuwatch.sources.discovery import Discovery
-from gpuwatch.sources.discovery_ports import open_ports
+from gpuwatch.sources.discovery.find import Discovery
+from gpuwatch.sources.discovery.ports import open_ports
 
 # Far more than is needed, for a machine that does other things as well.
 AMPLE = 30.0

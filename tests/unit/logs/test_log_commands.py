@@ -14,8 +14,8 @@ import pytest
 
 from gpuwatch.clock import ManualClock
 from gpuwatch.model import Reason, SourceError, label, name_of
-from gpuwatch.sources.log_commands import command_for
-from gpuwatch.sources.logs import LogSource
+from gpuwatch.sources.logs.commands import command_for
+from gpuwatch.sources.logs.source import LogSource
 
 NOW = round(datetime(2025, 11, 30, 12, 0, 0, tzinfo=timezone.utc).timestamp() * 1000)
 DEAD = "(APIServer pid=1) ERROR 11-30 12:00:01 [c.py:1] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client."

@@ -9,8 +9,8 @@ import pytest
 
 from gpuwatch.clock import ManualClock
 from gpuwatch.model import Reason, SourceError
-from gpuwatch.sources.log_files import FileInput
-from gpuwatch.sources.log_lines import LineSplitter, LogLimits
+from gpuwatch.sources.logs.files import FileInput
+from gpuwatch.sources.logs.lines import LineSplitter, LogLimits
 
 SMALL = LogLimits(whole_file=4000, part=1000, per_poll=100_000, line=200)
 

@@ -17,7 +17,7 @@ from gpuwatch.engines.log_prefixes import strip_prefix
 from gpuwatch.engines.log_text import clean
 from gpuwatch.engines.logs import PATTERNS, classify, facts_of, prefilter, settle, split_pairs
 from gpuwatch.series import METRICS
-from gpuwatch.sources.log_book import oom_sizes
+from gpuwatch.sources.logs.book import oom_sizes
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "logs"
 LINES = [

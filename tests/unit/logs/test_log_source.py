@@ -16,10 +16,10 @@ from gpuwatch.clock import ManualClock
 from gpuwatch.engines.events import EVENTS
 from gpuwatch.model import Reason, label, name_of
 from gpuwatch.series import METRICS
-from gpuwatch.sources.log_book import match_server, server_of
-from gpuwatch.sources.log_commands import StdinInput
-from gpuwatch.sources.log_lines import LogLimits
-from gpuwatch.sources.logs import LogSource
+from gpuwatch.sources.logs.book import match_server, server_of
+from gpuwatch.sources.logs.commands import StdinInput
+from gpuwatch.sources.logs.lines import LogLimits
+from gpuwatch.sources.logs.source import LogSource
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "logs"
 SERVER = "127.0.0.1:8106"

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from gpuwatch.clock import ManualClock, SystemClock
-from gpuwatch.sources.discovery import FoundEngine, choose_address, engine_process
-from gpuwatch.sources.processes import Process, ProcessTable, engine_role, server_trees
+from gpuwatch.sources.discovery.find import FoundEngine, choose_address, engine_process
+from gpuwatch.sources.discovery.processes import Process, ProcessTable, engine_role, server_trees
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwatch.model import NAME, Batch, Labels, label, series
-from gpuwatch.sources.derived_engine import EngineRows, EngineTrail, engine_rows
-from gpuwatch.sources.derived_memory import WINDOW_MS, MemoryTrail
+from gpuwatch.sources.derived.engine import EngineRows, EngineTrail, engine_rows
+from gpuwatch.sources.derived.memory import WINDOW_MS, MemoryTrail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuwatch.model import Reason, SourceError
-from gpuwatch.sources.log_lines import LineSplitter, LogLimits, RawLine
+from gpuwatch.sources.logs.lines import LineSplitter, LogLimits, RawLine
 
 if TYPE_CHECKING:
     from gpuwatch.clock import Clock

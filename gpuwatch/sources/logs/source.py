@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpuwatch.engines.events import EVENTS
 from gpuwatch.model import Batch, Labels, Reason, SourceError, series
-from gpuwatch.sources.log_book import LogBook
-from gpuwatch.sources.log_commands import CommandInput, StdinInput, command_for
-from gpuwatch.sources.log_files import FileInput
-from gpuwatch.sources.log_lines import LogLimits, RawLine
+from gpuwatch.sources.logs.book import LogBook
+from gpuwatch.sources.logs.commands import CommandInput, StdinInput, command_for
+from gpuwatch.sources.logs.files import FileInput
+from gpuwatch.sources.logs.lines import LogLimits, RawLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpuwatch.engines.log_pattern import Value
-    from gpuwatch.sources.log_lines import LogLimits, RawLine
+    from gpuwatch.sources.logs.lines import LogLimits, RawLine
 
 _MAX_EVENTS = 200
 _FIELD = 300

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from gpuwatch.engines.flags import PRESENT, parse_flags
 from gpuwatch.engines.log_text import redact
 from gpuwatch.engines.sizes import count_of
-from gpuwatch.sources.discovery_ports import LOOPBACK, PortAnswer, ask_ports, open_ports
-from gpuwatch.sources.gpu_attribution import EngineProcess
-from gpuwatch.sources.processes import (
+from gpuwatch.sources.discovery.ports import LOOPBACK, PortAnswer, ask_ports, open_ports
+from gpuwatch.sources.discovery.processes import (
     ProcessTable,
     ServerTree,
     environment,
@@ -18,12 +17,13 @@ from gpuwatch.sources.processes import (
     output_log,
     server_trees,
 )
+from gpuwatch.sources.nvml.attribution import EngineProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpuwatch.clock import Clock
-    from gpuwatch.sources.processes import Process
+    from gpuwatch.sources.discovery.processes import Process
 
 Basis: TypeAlias = Literal["process", "port"]
 

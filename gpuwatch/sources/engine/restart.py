@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gpuwatch.model import Labels
-    from gpuwatch.sources.exposition import Layout, Page
+    from gpuwatch.sources.engine.exposition import Layout, Page
 
 _START: Labels = ((NAME, "process_start_time_seconds"),)
 _REMEMBERED = 8

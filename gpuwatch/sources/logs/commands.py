@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwatch.model import Reason, SourceError
-from gpuwatch.sources.log_lines import LineSplitter, LogLimits, RawLine
+from gpuwatch.sources.logs.lines import LineSplitter, LogLimits, RawLine
 
 if TYPE_CHECKING:
     from gpuwatch.clock import Clock

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from gpuwatch.clock import Clock
     from gpuwatch.engines.metric import Kind
-    from gpuwatch.sources.engine_http import Client
+    from gpuwatch.sources.engine.http import Client
 
 LIMIT = 4 * 2**20
 _READERS: dict[Kind, tuple[tuple[tuple[str, ...], Callable[[EngineInfo, Any], EngineInfo]], ...]] = {

@@ -11,10 +11,10 @@ from gpuwatch.engines.catalog import detect
 from gpuwatch.engines.derive import Compiled, compile_page
 from gpuwatch.engines.plan import MAX_SERIES
 from gpuwatch.model import Absence, Batch, Fact, Reason, SourceError, series
-from gpuwatch.sources.engine_about import About
-from gpuwatch.sources.engine_http import Client, proxies_for, show_size, show_url
-from gpuwatch.sources.engine_restart import RestartWatch
-from gpuwatch.sources.exposition import ExpositionParser
+from gpuwatch.sources.engine.about import About
+from gpuwatch.sources.engine.exposition import ExpositionParser
+from gpuwatch.sources.engine.http import Client, proxies_for, show_size, show_url
+from gpuwatch.sources.engine.restart import RestartWatch
 
 if TYPE_CHECKING:
     from gpuwatch.clock import Clock
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from gpuwatch.engines.info import EngineInfo
     from gpuwatch.engines.metric import Kind
     from gpuwatch.model import Labels
-    from gpuwatch.sources.engine_http import Answer
-    from gpuwatch.sources.exposition import Layout, Page
+    from gpuwatch.sources.engine.exposition import Layout, Page
+    from gpuwatch.sources.engine.http import Answer
 
 ACCEPT = "text/plain; version=0.0.4"
 """OpenMetrics is never asked for: SGLang would answer with other names, and exemplars cost time."""

@@ -1,0 +1,1 @@
+"""Series that compare one moment with another: evictions, stalls, memory peaks."""

@@ -1,0 +1,1 @@
+"""Finding the engines of this machine: processes, sockets, and a few ports."""
