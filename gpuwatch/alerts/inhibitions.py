@@ -26,7 +26,6 @@ class Inhibition:
 _KV_SYMPTOMS = (
     "kv_pool_saturated",
     "prefix_cache_collapse",
-    "prefix_cache_zero_hit",
     "queue_growth",
     "throughput_collapse",
     "head_of_line",

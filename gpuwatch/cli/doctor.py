@@ -104,11 +104,10 @@ def _gpus(config: Config, clock: Clock) -> Iterator[Check]:
     if not batch.up:
         yield Check("gpu", "NVML", "missing", batch.detail)
         return
-    for labels, _ in zip(batch.keys, batch.values, strict=True):
-        if name_of(labels) == "gpuwatch_gpu_info":
-            name, driver, kind = (label(labels, key) for key in ("name", "driver_version", "memory_kind"))
-            said = f"{name}, driver {driver}, {kind} memory"
-            yield Check("gpu", f"GPU {label(labels, 'gpu')}", "ok", said)
+    infos = [labels for labels in batch.keys if name_of(labels) == "gpuwatch_gpu_info"]
+    for labels in sorted(infos, key=lambda labels: [int(part) for part in label(labels, "gpu").split(":")]):
+        name, driver, kind = (label(labels, key) for key in ("name", "driver_version", "memory_kind"))
+        yield Check("gpu", f"GPU {label(labels, 'gpu')}", "ok", f"{name}, driver {driver}, {kind} memory")
     yield from _absences(batch)
 
 

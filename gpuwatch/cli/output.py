@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER
+from gpuwatch.diagnosis.ranking import rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from gpuwatch.diagnosis.finding import Advice, Evidence, Finding, NotEnough
 
@@ -71,17 +73,11 @@ def print_json(data: Any) -> None:
     sys.stdout.write("\n")
 
 
-def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Return root causes by severity and time, each followed by its symptoms."""
-    pool = sorted(findings, key=lambda f: (-SEVERITY_ORDER[f.severity], f.since, f.id))
-    present = {finding.id for finding in pool}
-    roots = [finding for finding in pool if finding.caused_by not in present]
-    ordered: list[Finding] = []
-    for root in roots:
-        if root not in ordered:
-            ordered.append(root)
-        ordered += [f for f in pool if f.caused_by == root.id and f not in ordered and f not in roots]
-    return ordered + [finding for finding in pool if finding not in ordered]
+def ranked(findings: Collection[Finding]) -> list[Finding]:
+    """Return the findings of a whole run, root causes first; one that is over counts like one that is not."""
+    states = {finding.key: finding.state for finding in findings}
+    ordered = rank(replace(finding, state="firing") for finding in findings)
+    return [replace(finding, state=states[finding.key]) for finding in ordered]
 
 
 def worst(findings: Iterable[Finding]) -> int:

@@ -15,11 +15,13 @@ from gpuwatch.diagnosis.explanation import count
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
 
-Basis: TypeAlias = Literal["finished", "running", "limit"]
+Basis: TypeAlias = Literal["finished", "held", "running", "limit"]
 
 FINISHED_WINDOW = "10m"
 ENOUGH_FINISHED = 1.5
 """Finished requests, by increase over the window, from which their mean length says more than a guess."""
+LONGER_NOW = 1.3
+"""Running requests that hold so many times the mean of the finished ones are of another, longer kind."""
 HALF_DONE = 2.0
 """A running request seen at a random moment has on average produced half of its output."""
 
@@ -76,8 +78,8 @@ def pool_of(subject: Subject) -> Pool | None:
 def typical_length(subject: Subject) -> Length | None:
     """Return the length that requests typically reach, from the best that is known.
 
-    That is the mean of finished requests; else the running ones, which are taken to have produced half of their
-    output; else the longest request that is accepted.
+    That is the mean of finished requests, or what the running ones hold where that is clearly more; else the running
+    ones, which are taken to have produced half of their output; else the longest request that is accepted.
     """
     longest = subject.config("max_model_len_tokens", "max_model_len")
     seen = subject.now("engine_request_length_seen_tokens")
@@ -90,6 +92,8 @@ def typical_length(subject: Subject) -> Length | None:
             f"{count(finished)} requests finished in the last 10 minutes with {count(prompt)} prompt and "
             f"{count(output)} output tokens on average"
         )
+        if seen is not None and seen > LONGER_NOW * mean:
+            return Length(seen, "held", f"{text}, but a running one holds {count(seen)} by now", seen)
         return Length(mean, "finished", text, seen)
     if seen is not None:
         arrived = mean_prompt(subject)

@@ -249,8 +249,8 @@ def _storm_cause(subject: Subject, pool: Pool | None, length: Length | None, adm
     if length is None:
         return f"{start} is exhausted: requests are {fate}."
     holds = pool.tokens / length.tokens
-    about = "about " if length.basis != "finished" else ""
-    many = f", and {count(admitted)} are admitted" if admitted is not None else ""
+    about = {"finished": "", "held": "at least "}.get(length.basis, "about ")
+    many = f", and up to {count(admitted)} are admitted at once" if admitted is not None else ""
     return f"{start} holds {holds:.1f} requests of {about}{count(length.tokens)} tokens{many}: requests are {fate}."
 
 
@@ -312,6 +312,7 @@ def _sizes(subject: Subject, pool: Pool | None, length: Length | None) -> list[E
     if length is not None:
         name = {
             "finished": "engine_generation_length_tokens",
+            "held": "engine_request_length_seen_tokens",
             "running": "engine_request_length_seen_tokens",
             "limit": "engine_config_max_model_len_tokens",
         }[length.basis]

@@ -47,8 +47,8 @@ def pool_limit(subject: Subject, pool: Pool | None, length: Length | None, admit
     text = f"the pool is limited by this flag: remove it, memory profiling found room for {count(profiled)} blocks"
     if pool is not None and pool.blocks is not None and length is not None and admitted is not None:
         needed = pool.blocks_needed(admitted, length.tokens)
-        verdict = "enough" if needed <= profiled else "still too few"
-        text += f"; {count(admitted)} requests of {count(length.tokens)} tokens need {count(needed)}: {verdict}"
+        verdict = "" if needed <= profiled else ", more than that"
+        text += f"; {count(admitted)} requests of {count(length.tokens)} tokens need {count(needed)}{verdict}"
     return [Advice(text, "--num-gpu-blocks-override", f"{override:.0f}", f"{profiled:.0f}")]
 
 
@@ -67,6 +67,8 @@ def seats_advice(subject: Subject, pool: Pool | None, length: Length | None, lim
         )
     if length.basis == "running":
         text += " (an estimate until requests have finished)"
+    if length.basis == "held":
+        text += " or more (fewer fit if they grow further)"
     return [Advice(text, flag, f"{limit:.0f}" if limit is not None else None, str(fits))]
 
 

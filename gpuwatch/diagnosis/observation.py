@@ -57,9 +57,7 @@ def engine_down(subject: Subject) -> Verdict:
         confidence = 0.95
     elif processes:
         cause = f"{subject.server} does not answer although its processes exist: it hangs, starts, or is overloaded."
-    advice = [
-        Advice("read the end of the engine's log, and dmesg for a process that was killed (gpuwatch diagnose FILE)")
-    ]
+    advice = [Advice("read the end of the engine's log, and dmesg for a process that was killed")]
     if not subject.sglang and age is not None:
         text = "vLLM ends with status 0 when its engine dies: restart it on every exit, not on failure only"
         advice.append(Advice(text))

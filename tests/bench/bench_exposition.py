@@ -5,16 +5,21 @@ usage: python tests/bench/bench_exposition.py
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
-from gpuwatch.engines.derive import compile_page
-from gpuwatch.engines.info import EngineInfo
-from gpuwatch.sources.engine.exposition import ExpositionParser
+from prometheus_client.parser import text_string_to_metric_families  # noqa: E402  # the folders come first
+from table import Row, print_table  # noqa: E402
 
-PAGE = Path(__file__).parents[1] / "fixtures" / "pages" / "vllm-0.32.0-storm.txt"
+from gpuwatch.engines.derive import compile_page  # noqa: E402
+from gpuwatch.engines.info import EngineInfo  # noqa: E402
+from gpuwatch.sources.engine.exposition import ExpositionParser  # noqa: E402
+
+PAGE = HERE.parent / "fixtures" / "pages" / "vllm-0.32.0-storm.txt"
 RANKS = 8
 WANTED = 25
 
@@ -36,24 +41,32 @@ def best(work, rounds):
     return min(times) * 1000
 
 
-def main():
+def rows() -> list[Row]:
+    """Return the lines of the table."""
     body = big_page()
     text = body.decode()
     parser = ExpositionParser()
     page = parser.parse(body)
-    names = page.layout.names()
-    plan = compile_page(page.layout.keys, names, EngineInfo("vllm", "0.32.0"), "h", "s:1").plan
-    steady = best(lambda: parser.parse(body), 40)
+    info = EngineInfo("vllm", "0.32.0")
+
+    def compiled():
+        return compile_page(page.layout.keys, page.layout.names(), info, "h", "s:1")
+
+    plan = compiled().plan
     client = best(lambda: [family.samples for family in text_string_to_metric_families(text)], 5)
-    first = best(lambda: ExpositionParser().parse(body), 3)
-    compiled = best(lambda: compile_page(page.layout.keys, names, EngineInfo("vllm", "0.32.0"), "h", "s:1"), 3)
-    applied = best(lambda: plan.apply(page.values), 40)
-    print(f"page: {len(body):,} bytes, {len(page.values):,} series, {len(plan.keys):,} of ours")
-    print(f"prometheus_client {client:.2f} ms   ours {steady:.2f} ms   ratio {client / steady:.0f} (wanted: {WANTED})")
-    both = steady + applied
-    print(f"mapping {applied:.2f} ms   parse and map {both:.2f} ms, {client / both:.0f} times less")
-    print(f"first page or a new layout: parse {first:.1f} ms, compile {compiled:.1f} ms")
+    steady = best(lambda: parser.parse(body), 40)
+    both = best(lambda: plan.apply(parser.parse(body).values), 40)
+    first = best(lambda: ExpositionParser().parse(body), 3) + best(compiled, 3)
+    what = f"{len(body) / 1000:.0f} KB page, {len(page.values):,} series"
+    against = f"prometheus_client {client:.1f} ms"
+    return [
+        Row(
+            f"parse a {what}", f"{steady:.2f} ms", against, client / steady, client / steady, WANTED, "x", at_least=True
+        ),
+        Row(f"parse and map it to {len(plan.keys):,} of ours", f"{both:.2f} ms", against, client / both),
+        Row("first page of an engine: parse and compile", f"{first:.1f} ms", against, client / first),
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    print_table(rows())

@@ -9,14 +9,19 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
-from gpuwatch.model import NAME, series  # noqa: E402  # the path comes first
+from table import Row, print_table  # noqa: E402  # the folders are put on the path just above
+
+from gpuwatch.alerts.engine import RuleEngine  # noqa: E402
+from gpuwatch.alerts.rulefile import load, shipped_paths  # noqa: E402
+from gpuwatch.model import series  # noqa: E402
 from gpuwatch.promql.local import LocalQuerier  # noqa: E402
 from gpuwatch.queries import QUERIES  # noqa: E402
 from gpuwatch.series import ENGINE, GPU, METRICS  # noqa: E402
@@ -150,8 +155,19 @@ def tick(store: Store, querier: LocalQuerier, found, exprs: list[str], now: int)
     return (time.thread_time() - started) * 1000
 
 
-def run(title: str, gpus: int, engines: int, wanted: int, samples: int = 600) -> None:
-    """Measure one size; series that nobody asks for make up the number that is wanted."""
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A store full of series, and the floor of this machine for as many expressions as are asked."""
+
+    title: str
+    store: Store
+    found: dict
+    now: int
+    floor: float
+
+
+def fill_size(title: str, gpus: int, engines: int, wanted: int, samples: int = 600) -> Size:
+    """Fill a store; series that nobody asks for make up the number that is wanted."""
     store = Store()
     found = targets(gpus, engines)
     keys, counters = found["host"]
@@ -159,31 +175,69 @@ def run(title: str, gpus: int, engines: int, wanted: int, samples: int = 600) ->
     keys += [series("gpuwatch_other", host="node1", n=str(number)) for number in range(lacking)]
     counters += [False] * lacking
     now = fill(store, found, samples)
-    catalogue = [query.expr("10s") for query in QUERIES.values()]
-    lowest = min(floor(store, len(RULES) + len(catalogue)) for _ in range(20))
-    appends: list[float] = []
-    print(f"{title}: {store.series} series x {samples} samples, {store.nbytes / 2**20:.1f} MiB, floor {lowest:.2f} ms")
-    for name, exprs in (("rules", RULES), ("catalogue", catalogue), ("both", RULES + catalogue)):
-        querier = LocalQuerier(store)
-        times = []
-        for _ in range(25):
-            now += 1000
-            times.append(tick(store, querier, found, exprs, now))
-        typical = statistics.median(times[5:])
-        print(
-            f"  {name:9} {len(exprs):3} expressions: median {typical:6.2f} ms, best {min(times):6.2f} ms, "
-            f"{typical / lowest:5.1f} x floor"
-        )
-    nvml = next(block for block in store.blocks if block.target == "nvml")
-    values = [1.0] * len(nvml.labels)
-    for _ in range(100):
+    lowest = min(floor(store, len(RULES) + len(QUERIES)) for _ in range(20))
+    return Size(f"{title}, {store.series:,} series x {samples}", store, found, now, lowest)
+
+
+def expressions(size: Size, exprs: list[str], ticks: int = 25) -> tuple[Size, list[float]]:
+    """Return the milliseconds of each tick that asks `exprs`, without the five that warm up."""
+    querier = LocalQuerier(size.store)
+    times = []
+    now = size.now
+    for _ in range(ticks):
         now += 1000
+        times.append(tick(size.store, querier, size.found, exprs, now))
+    return replace(size, now=now), times[5:]
+
+
+def shipped(size: Size, ticks: int = 25) -> tuple[Size, list[float]]:
+    """Return the milliseconds of each tick that evaluates the shipped rules with their states and the catalogue.
+
+    The values are random, so that more rules fire than on any machine.
+    """
+    querier = LocalQuerier(size.store)
+    engine = RuleEngine(load(shipped_paths()), querier, size.store)
+    times = []
+    now = size.now
+    for _ in range(ticks):
+        now += 1000
+        tick(size.store, querier, size.found, [], now)
         started = time.thread_time()
-        store.append("nvml", now, nvml.keys, values)
-        appends.append((time.thread_time() - started) * 1e6)
-    print(f"  append of {len(values)} series: median {statistics.median(appends):.0f} us")
-    if "-v" in sys.argv:
-        _dearest(LocalQuerier(store), RULES + catalogue, now)
+        engine.tick(now)
+        for query in QUERIES.values():
+            querier.instant(query.expr("10s"), now)
+        times.append((time.thread_time() - started) * 1000)
+    return replace(size, now=now), times[5:]
+
+
+def catalogue() -> list[str]:
+    """Return the expressions of the catalogue."""
+    return [query.expr("10s") for query in QUERIES.values()]
+
+
+def rows(quick: bool = False) -> list[Row]:
+    """Return the lines of the table."""
+    ticks = 15 if quick else 40
+    found = []
+    for title, gpus, engines, wanted, budget in (
+        ("8 GPUs, 1 engine", 8, 1, 1100, 5.0),
+        ("8 GPUs, 7 engines", 8, 7, 3000, 12.0),
+    ):
+        size = fill_size(title, gpus, engines, wanted)
+        size, both = expressions(size, RULES + catalogue(), ticks)
+        size, rules = expressions(size, RULES, ticks)
+        size, own = shipped(size, ticks)
+        for what, times, limit in (
+            (f"{len(RULES)} rules + {len(QUERIES)} catalogue queries", both, budget),
+            (f"{len(RULES)} rules", rules, 8.0),
+            ("shipped rules with states + catalogue", own, budget),
+        ):
+            typical = statistics.median(times)
+            found.append(
+                Row(f"{what}; {size.title}", f"{typical:.2f} ms", f"numpy sums {size.floor:.2f} ms",
+                    typical / size.floor, typical, limit, "ms")
+            )  # fmt: skip
+    return found
 
 
 def _dearest(querier: LocalQuerier, exprs: list[str], now: int) -> None:
@@ -199,7 +253,7 @@ def _dearest(querier: LocalQuerier, exprs: list[str], now: int) -> None:
 
 
 if __name__ == "__main__":
-    names = sorted({dict(key)[NAME] for keys, _ in targets(8, 1).values() for key in keys})
-    print(f"{len(names)} metric names, {len(RULES)} rules, {len(QUERIES)} catalogue queries")
-    run("8 GPUs, 1 engine", 8, 1, 1100)
-    run("8 GPUs, 7 engines", 8, 7, 3000)
+    print_table(rows("--quick" in sys.argv))
+    if "-v" in sys.argv:
+        large = fill_size("8 GPUs, 7 engines", 8, 7, 3000)
+        _dearest(LocalQuerier(large.store), RULES + catalogue(), large.now)

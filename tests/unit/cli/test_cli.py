@@ -144,19 +144,24 @@ def test_the_json_of_findings_has_exactly_the_documented_keys():
     assert report["not_enough_evidence"] == [{"id": "gpu_lost", "missing": "needs x", "labels": {"host": "h"}}]
 
 
-def test_symptoms_follow_their_cause_and_the_worst_cause_comes_first():
-    def made(id_, severity, since, caused_by=None):
-        return Finding(id_, severity, id_, "", 1.0, (), since=since, caused_by=caused_by)
+def test_symptoms_follow_their_cause_and_the_worst_cause_comes_first_even_when_it_is_over():
+    labels = {"host": "h", "server": "s", "model_name": "m", "dp_rank": "0"}
+
+    def made(id_, severity, since, state="firing"):
+        return Finding(id_, severity, id_, "", 1.0, (), since=since, state=state, labels=labels)
 
     findings = [
         made("gpu_headroom_low", "warning", 1),
-        made("queue_growth", "warning", 9, "kv_preemption_storm"),
-        made("kv_preemption_storm", "critical", 5),
+        made("queue_growth", "warning", 9),
+        made("kv_preemption_storm", "critical", 5, "resolved"),
         made("prefix_cache_zero_hit", "info", 0),
     ]
-    assert [finding.id for finding in ranked(findings)] == [
-        "kv_preemption_storm", "queue_growth", "gpu_headroom_low", "prefix_cache_zero_hit",
-    ]  # fmt: skip
+    assert [(finding.id, finding.caused_by, finding.state) for finding in ranked(findings)] == [
+        ("kv_preemption_storm", None, "resolved"),
+        ("queue_growth", "kv_preemption_storm", "firing"),
+        ("gpu_headroom_low", None, "firing"),
+        ("prefix_cache_zero_hit", None, "firing"),
+    ]
 
 
 def test_ctrl_c_ends_at_once_with_exit_code_130(alone, server):

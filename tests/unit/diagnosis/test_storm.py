@@ -76,13 +76,13 @@ def test_its_cause_is_the_override_and_the_advice_is_computed_from_finished_requ
     assert storm.severity == "critical"
     assert "--num-gpu-blocks-override limits the KV pool to 40 blocks (5,120 tokens)" in storm.cause
     assert "room for 4,096" in storm.cause
-    assert "holds 2.4 requests of 2,100 tokens, and 16 are admitted" in storm.cause
+    assert "holds 2.4 requests of 2,100 tokens, and up to 16 are admitted at once" in storm.cause
     assert flags(storm) == [
         ("--num-gpu-blocks-override", "40", "4096"),
         ("--max-num-seqs", "16", "2"),
         ("--num-gpu-blocks-override", "40", "273"),
     ]
-    assert "16 requests of 2,100 tokens need 273: enough" in storm.advice[0].text
+    assert storm.advice[0].text.endswith("16 requests of 2,100 tokens need 273")
     assert "a pool of 33,600 tokens (+28,480) for 16 requests of 2,100" in storm.advice[2].text
     line = next(evidence for evidence in storm.evidence if evidence.name == "kv.blocks_profiled")
     assert (line.source, line.line, line.value) == ("/var/log/vllm.log", 43, 4096)
@@ -103,6 +103,17 @@ def test_before_anything_has_finished_the_running_requests_are_taken_to_be_half_
     seats = storm.advice[1]
     assert (seats.flag, seats.current, seats.proposed) == ("--max-num-seqs", "16", "1")
     assert "estimate" in seats.text
+
+
+def test_short_requests_that_finished_do_not_hide_the_long_ones_that_run():
+    # The finished ones had 300 + 120 tokens; at second 18 the two that run hold 14 blocks each, 13 x 128 + 1 = 1,665
+    # tokens at least. 39 usable blocks hold 2 of those.
+    live = {**replay(VLLM_0_31_0), **finished(VLLM_0_31_0, 300, 120)}
+    storm = Watch(FACTS).run(66, live, derive=True)[STORM]
+    assert "at least 1,665 tokens" in storm.cause
+    seats = storm.advice[1]
+    assert (seats.flag, seats.proposed) == ("--max-num-seqs", "2")
+    assert "fewer fit if they grow" in seats.text
 
 
 def test_an_override_without_a_known_profile_is_to_be_removed():
