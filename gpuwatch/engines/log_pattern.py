@@ -78,6 +78,51 @@ class Pattern:
         return _compiled(self.regex).search(message)
 
 
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes the rows of one engine's table; without an engine, of lines that any engine's log may have."""
+
+    engine: str
+
+    def fact(
+        self,
+        name: str,
+        versions: str,
+        needles: tuple[str, ...],
+        regex: str,
+        facts: str = "",
+        *,
+        pairs: str = "",
+        settings: Literal["", "flags", "config"] = "",
+        starts: bool = False,
+    ) -> Pattern:
+        """Return a row that tells facts; `facts` is read by `readings`."""
+        return Pattern(
+            name,
+            "fact",
+            self.engine,
+            versions,
+            needles,
+            regex,
+            readings=readings(facts),
+            pairs=pairs,
+            settings=settings,
+            starts=starts,
+        )
+
+    def event(self, name: str, event: str, versions: str, needles: tuple[str, ...], regex: str) -> Pattern:
+        """Return a row that is an event of `engines.events`."""
+        return Pattern(name, "event", self.engine, versions, needles, regex, event=event)
+
+    def stats(self, name: str, versions: str, needles: tuple[str, ...], regex: str) -> Pattern:
+        """Return a row that is a periodic statistics line."""
+        return Pattern(name, "stats", self.engine, versions, needles, regex)
+
+    def ignore(self, name: str, versions: str, needles: tuple[str, ...], regex: str) -> Pattern:
+        """Return a row that only looks like something."""
+        return Pattern(name, "ignore", self.engine, versions, needles, regex)
+
+
 @cache
 def _compiled(regex: str) -> re.Pattern[str]:
     """Compile on first use: most logs never need most patterns."""

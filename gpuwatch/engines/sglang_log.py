@@ -5,48 +5,15 @@ Lines, versions and expressions come from SGLang's sources of the versions named
 
 from __future__ import annotations
 
-from typing import Literal
+from gpuwatch.engines.log_pattern import Maker, Pattern
 
-from gpuwatch.engines.log_pattern import Pattern, readings
+_SGLANG = Maker("sglang")
 
 _NUM = r"-?[\d.]+"
 
 
-def _fact(
-    name: str,
-    versions: str,
-    needles: tuple[str, ...],
-    regex: str,
-    facts: str = "",
-    *,
-    pairs: str = "",
-    settings: Literal["", "flags", "config"] = "",
-    starts: bool = False,
-) -> Pattern:
-    return Pattern(
-        name,
-        "fact",
-        "sglang",
-        versions,
-        needles,
-        regex,
-        readings=readings(facts),
-        pairs=pairs,
-        settings=settings,
-        starts=starts,
-    )
-
-
-def _event(name: str, event: str, versions: str, needles: tuple[str, ...], regex: str) -> Pattern:
-    return Pattern(name, "event", "sglang", versions, needles, regex, event=event)
-
-
-def _stats(name: str, versions: str, needles: tuple[str, ...], regex: str) -> Pattern:
-    return Pattern(name, "stats", "sglang", versions, needles, regex)
-
-
 _FACTS = (
-    _fact(
+    _SGLANG.fact(
         "sgl_args",
         "0.2.15-",
         ("ServerArgs(",),
@@ -55,17 +22,17 @@ _FACTS = (
         settings="flags",
         starts=True,
     ),
-    _fact(
+    _SGLANG.fact(
         "sgl_ready", "0.2.15-", ("The server is fired up",), r"^The server is fired up and ready to roll!", "ready=:yes"
     ),
-    _fact(
+    _SGLANG.fact(
         "sgl_load_begin",
         "0.2.15-",
         ("Load weight begin",),
         r"^Load weight begin\. avail mem=(?P<avail>[\d.]+) GB",
         "gpu.free_at_start_bytes=avail:gib",
     ),
-    _fact(
+    _SGLANG.fact(
         "sgl_load_end",
         "0.2.15-",
         ("Load weight end",),
@@ -73,7 +40,7 @@ _FACTS = (
         rf"(?:, mem usage=(?P<used>{_NUM}) GB\.?)?",
         "load.seconds=s:float architecture=type:text avail.after_weights_bytes=avail:gib weights.bytes=used:gib",
     ),
-    _fact(
+    _SGLANG.fact(
         "sgl_kv_post",
         "0.5.18-",
         ("Post-capture KV sizing: KV cache",),
@@ -81,28 +48,28 @@ _FACTS = (
         r"KV size: (?P<kv>[\d.]+) GB(?:, avail mem=(?P<avail>[\d.]+) GB)?",
         "kv.dtype=dtype:text kv.tokens=tokens:int kv.bytes=kv:gib",
     ),
-    _fact(
+    _SGLANG.fact(
         "sgl_kv_dtype",
         "0.5.3-0.5.12",
         ("Using KV cache dtype: ",),
         r"^Using KV cache dtype: (?:torch\.)?(?P<d>\w+)",
         "kv.dtype=d:text",
     ),
-    _fact(
+    _SGLANG.fact(
         "sgl_swa_pool",
         "0.4.10-",
         ("Use sliding window memory", "Use Sliding window memory"),
         r"^Use [Ss]liding window memory pool(?:\. full_layer_tokens=(?P<full>\d+),| \(all SWA\)\.) swa_layer_tokens=(?P<swa>\d+)",
         "kv.tokens=full:int kv.swa_tokens=swa:int",
     ),
-    _fact(
+    _SGLANG.fact(
         "sgl_pool_end",
         "0.2.15-",
         ("Memory pool end",),
         r"^Memory pool end\. avail mem=(?P<avail>[\d.]+) GB",
         "avail.after_pool_bytes=avail:gib",
     ),
-    _fact(
+    _SGLANG.fact(
         "sgl_graphs",
         "0.2.15-",
         ("Capture ",),
@@ -110,7 +77,7 @@ _FACTS = (
         rf"(?=.*?mem usage=(?P<used>{_NUM}) GB)?(?=.*?avail mem=(?P<avail>[\d.]+) GB)?",
         "graph.seconds=s:float graph.bytes=used:gib",
     ),
-    _fact(
+    _SGLANG.fact(
         "sgl_limits",
         "0.2.15-",
         ("_total_num_tokens=",),
@@ -124,7 +91,7 @@ _FACTS = (
 # The pool's own line: K and V apart until 0.4.5 or so, or together where they are one (MLA). A draft model's pool and a
 # reserved address range carry a label or say so, and are not the pool.
 _POOL = (
-    _fact(
+    _SGLANG.fact(
         "sgl_kv",
         "0.4.2-",
         ("KV Cache is allocated",),
@@ -143,7 +110,7 @@ _POOL = (
 )
 
 _EVENTS = (
-    _event(
+    _SGLANG.event(
         "sgl_retract",
         "retraction",
         "0.2.15-",
@@ -152,22 +119,22 @@ _EVENTS = (
         r"#retracted_reqs: (?P<n>\d+)(?:, #aborted_retracted_reqs: (?P<ab>\d+))?(?:, #new_tokens_gained: (?P<gain>\d+))?"
         r"(?:, #mamba_num_gained: (?P<mg>\d+))?(?:, #new_token_ratio: (?P<r0>[\d.]+) -> (?P<r1>[\d.]+))?",
     ),
-    _event(
+    _SGLANG.event(
         "sgl_retract_abort",
         "retraction_abort",
         "0.5.10-",
         ("_decode: aborted last request",),
         r"retract_decode: aborted last request (?P<id>\S+) due to OOM",
     ),
-    _event(
+    _SGLANG.event(
         "sgl_oom",
         "sglang_oom",
         "0.2.15-",
         ("Prefill out of memory", "Decode out of memory."),
         r"(?P<phase>Prefill|Decode) out of memory\. Try to lower your batch size\.",
     ),
-    _event("sgl_slots", "sglang_oom", "0.4.4-", ("_req_slots runs out",), r"alloc_req_slots runs out of memory"),
-    _event(
+    _SGLANG.event("sgl_slots", "sglang_oom", "0.4.4-", ("_req_slots runs out",), r"alloc_req_slots runs out of memory"),
+    _SGLANG.event(
         "sgl_no_memory",
         "sglang_no_memory",
         "0.2.15-",
@@ -175,7 +142,7 @@ _EVENTS = (
         r"Not enough memory\. Please try to increase --mem-fraction-static\."
         r"(?: Current value: (?:self\.server_args\.)?mem_fraction_static=(?P<f>[\d.]+))?",
     ),
-    _event(
+    _SGLANG.event(
         "sgl_weights_full",
         "sglang_no_memory",
         "0.5.14-",
@@ -183,21 +150,21 @@ _EVENTS = (
         r"Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=(?P<f>\d+(?:\.\d+)?)\. "
         r"Raise --mem-fraction-static above (?P<need>\d+(?:\.\d+)?)",
     ),
-    _event(
+    _SGLANG.event(
         "sgl_unbalanced",
         "memory_unbalanced",
         "0.2.15-",
         ("The memory capacity is unbalanced",),
         r"The memory capacity is unbalanced\.",
     ),
-    _event(
+    _SGLANG.event(
         "sgl_graph_fail",
         "graph_capture_failed",
         "0.2.15-",
         ("Capture ",),
         r"Capture (?:prefill )?(?:cuda|CUDA) graph failed: (?P<e>.*)",
     ),
-    _event(
+    _SGLANG.event(
         "sgl_leak",
         "sglang_leak",
         "0.2.15-",
@@ -211,21 +178,21 @@ _EVENTS = (
         ),
         r"(?:(?P<pool>[\w ]+?) memory leak|KV cache pool leak|Memory pool leak) detected!",
     ),
-    _event(
+    _SGLANG.event(
         "sgl_watchdog",
         "sglang_watchdog",
         "0.3.6-",
         ("Watchdog timeout (", "_timeout="),
         r"[Ww]atchdog timeout \(self\.watchdog_timeout=(?P<s>[\d.]+)(?:, self\.soft=(?P<soft>\w+))?",
     ),
-    _event(
+    _SGLANG.event(
         "sgl_subprocess",
         "worker_dead",
         "0.5.10-",
         ("Subprocess ",),
         r"Subprocess (?P<w>\S+) \(pid=(?P<pid>\d+)\) crashed with exit code (?P<code>-?\d+)",
     ),
-    _event(
+    _SGLANG.event(
         "sgl_dead",
         "engine_dead",
         "0.4.0-",
@@ -238,28 +205,28 @@ _EVENTS = (
         ),
         r"(?P<w>\w+) hit an exception: |Received sigquit from a child proces",
     ),
-    _event(
+    _SGLANG.event(
         "sgl_context",
         "rope_beyond_native",
         "0.3.6-",
         ("User-specified context_length",),
         r"User-specified context_length \((?P<mml>\d+)\) is greater than the derived context_length \((?P<derived>\d+)\)",
     ),
-    _event(
+    _SGLANG.event(
         "sgl_kv_scale",
         "kv_scale_one",
         "0.4.2-",
         ("Using FP8 KV cache but no scaling",),
         r"Using FP8 KV cache but no scaling factors provided",
     ),
-    _event(
+    _SGLANG.event(
         "sgl_swa_small",
         "max_model_len_exceeds_kv",
         "0.5.20-",
         ("SWA pool (",),
         r"SWA pool \((?P<cap>\d+) tokens\) cannot hold even one request",
     ),
-    _event(
+    _SGLANG.event(
         "sgl_too_long",
         "prompt_too_long",
         "0.4-",
@@ -267,7 +234,7 @@ _EVENTS = (
         r"Input length \((?P<n>\d+)(?: tokens)?\) exceeds the maximum allowed length \((?P<limit>\d+)"
         r"|The input \((?P<n2>\d+) tokens\) is longer than the model's context length \((?P<limit2>\d+)",
     ),
-    _event(
+    _SGLANG.event(
         "sgl_fewer_requests",
         "max_requests_reduced",
         "0.5.14-",
@@ -277,7 +244,7 @@ _EVENTS = (
 )
 
 _STATS = (
-    _stats(
+    _SGLANG.stats(
         "sgl_prefill",
         "0.2.15-",
         ("Prefill batch",),
@@ -285,7 +252,7 @@ _STATS = (
         r"(?:cache hit rate: (?P<chr>[\d.]+)%, )?(?:token usage: (?P<tu>[\d.]+), |(?:full token usage: (?P<ftu>[\d.]+), )?"
         r"(?:swa token usage: (?P<stu>[\d.]+), )?(?:mamba usage: (?P<mu>[\d.]+), )?)(?P<rest>.*)$",
     ),
-    _stats(
+    _SGLANG.stats(
         "sgl_decode",
         "0.2.15-",
         ("Decode batch",),

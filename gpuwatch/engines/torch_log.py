@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from gpuwatch.engines.log_pattern import Pattern, readings
+from gpuwatch.engines.log_pattern import Maker, Pattern
+
+_ANY = Maker("")
 
 _SIZE = r"[\d.]+ (?:bytes|KiB|MiB|GiB)"
-
-
-def _event(name: str, event: str, versions: str, needles: tuple[str, ...], regex: str) -> Pattern:
-    return Pattern(name, "event", "", versions, needles, regex, event=event)
-
-
-def _fact(name: str, versions: str, needles: tuple[str, ...], regex: str, facts: str) -> Pattern:
-    return Pattern(name, "fact", "", versions, needles, regex, readings=readings(facts))
 
 
 # c10/cuda/CUDACachingAllocator.cpp: first shape to torch 2.0, second from 2.1 (which spells "capacty"). The tail is
@@ -29,8 +23,8 @@ _TORCH_OOM = (
 )
 
 _GPU = (
-    _event("torch_oom", "torch_oom", "torch 1.8-", ("Tried to allocate ",), _TORCH_OOM),
-    _event(
+    _ANY.event("torch_oom", "torch_oom", "torch 1.8-", ("Tried to allocate ",), _TORCH_OOM),
+    _ANY.event(
         "cuda_oom_other",
         "cuda_oom_other",
         "all",
@@ -38,28 +32,28 @@ _GPU = (
         r"CUDA error: out of memory|CUDA driver error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
         r"|Cuda failure (?:2 )?'out of memory'",
     ),
-    _event(
+    _ANY.event(
         "ecc",
         "ecc_error",
         "all",
         ("CUDA error: uncorrectable ECC",),
         r"CUDA error: uncorrectable ECC error encountered",
     ),
-    _event(
+    _ANY.event(
         "no_gpu",
         "no_gpu",
         "all",
         ("No CUDA GPUs are available", "CUDA error: no CUDA-capable device", "Failed to infer device type"),
         r"No CUDA GPUs are available|no CUDA-capable device is detected|Failed to infer device type",
     ),
-    _event(
+    _ANY.event(
         "gpu_unsupported",
         "gpu_unsupported",
         "all",
         ("CUDA error: no kernel image",),
         r"CUDA error: no kernel image is available for execution on the device",
     ),
-    _event(
+    _ANY.event(
         "driver_old",
         "driver_too_old",
         "all",
@@ -67,11 +61,11 @@ _GPU = (
         r"The NVIDIA driver on your system is too old \(found version (?P<v>\d+)\)"
         r"|CUDA driver version is insufficient for CUDA runtime version",
     ),
-    _event("cuda_error", "cuda_error", "all", ("CUDA error: ",), r"CUDA error: (?P<what>[\w -]+)"),
+    _ANY.event("cuda_error", "cuda_error", "all", ("CUDA error: ",), r"CUDA error: (?P<what>[\w -]+)"),
 )
 
 _NCCL = (
-    _event(
+    _ANY.event(
         "nccl_timeout",
         "nccl_timeout",
         "torch 1.13-",
@@ -79,14 +73,14 @@ _NCCL = (
         r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+), "
         r"NumelIn=(?P<ni>\d+), NumelOut=(?P<no>\d+), Timeout\(ms\)=(?P<to>\d+)\) ran for (?P<ms>\d+) milliseconds",
     ),
-    _event(
+    _ANY.event(
         "nccl_watchdog",
         "nccl_timeout",
         "torch 2.4-",
         ("Exception (either an error or timeout)",),
         r"Exception \(either an error or timeout\) detected by watchdog at work: (?P<work>\d+)",
     ),
-    _event(
+    _ANY.event(
         "nccl_shm",
         "nccl_shm_failed",
         "all",
@@ -94,16 +88,18 @@ _NCCL = (
         r"Error while creating shared memory segment (?P<path>\S+)(?: \(size (?P<size>\d+)\))?"
         r"(?:, error: (?P<why>.*))?|ncclShmOpen",
     ),
-    _event("nccl_error", "nccl_error", "all", ("NCCL error: ", "NCCL error in: "), r"NCCL error(?: in)?: (?P<msg>.*)"),
-    _event(
+    _ANY.event(
+        "nccl_error", "nccl_error", "all", ("NCCL error: ", "NCCL error in: "), r"NCCL error(?: in)?: (?P<msg>.*)"
+    ),
+    _ANY.event(
         "nccl_code",
         "nccl_error",
         "all",
         ("UnhandledCudaError", "SystemError", "InternalError", "InvalidArgument", "InvalidUsage", "RemoteError"),
         r"^(?:\S+ )?nccl(?P<code>UnhandledCudaError|SystemError|InternalError|InvalidArgument|InvalidUsage|RemoteError)\b",
     ),
-    _event("nccl_warn", "nccl_warning", "all", ("NCCL WARN ",), r"NCCL WARN (?P<msg>.*)$"),
-    _event(
+    _ANY.event("nccl_warn", "nccl_warning", "all", ("NCCL WARN ",), r"NCCL WARN (?P<msg>.*)$"),
+    _ANY.event(
         "rendezvous",
         "rendezvous_timeout",
         "all",
@@ -114,15 +110,17 @@ _NCCL = (
 )
 
 _START = (
-    _fact(
+    _ANY.fact(
         "uvicorn_on",
         "all",
         ("Uvicorn running on ",),
         r"^Uvicorn running on (?P<url>https?://\S+)",
         "server.url=url:text",
     ),
-    _fact("uvicorn_ready", "all", ("Application startup complete",), r"^Application startup complete\.", "ready=:yes"),
-    _event(
+    _ANY.fact(
+        "uvicorn_ready", "all", ("Application startup complete",), r"^Application startup complete\.", "ready=:yes"
+    ),
+    _ANY.event(
         "port_in_use",
         "port_in_use",
         "all",
@@ -130,28 +128,28 @@ _START = (
         r"\[Errno (?:98|48)\] (?:error while attempting to bind on address \('(?P<host>[^']*)', (?P<port>\d+)[^)]*\): )?"
         r"[Aa]ddress already in use|EADDRINUSE",
     ),
-    _event(
+    _ANY.event(
         "unknown_flag",
         "unknown_flag",
         "argparse",
         (": error: unrecognized arguments",),
         r"^(?P<prog>\S.*?): error: unrecognized arguments: (?P<args>.*)$",
     ),
-    _event(
+    _ANY.event(
         "flag_value",
         "flag_value_invalid",
         "argparse",
         (": error: argument ", ": error: the following arguments are required"),
         r"^(?P<prog>\S.*?): error: (?:argument (?P<flag>[^:]+): (?P<why>.*)|the following arguments are required: (?P<missing>.*))$",
     ),
-    _event(
+    _ANY.event(
         "model_denied",
         "model_access_denied",
         "hub",
         ("GatedRepoError", "You are trying to access a gated repo", "Access to model "),
         r"GatedRepoError|You are trying to access a gated repo|Access to model \S+ is restricted",
     ),
-    _event(
+    _ANY.event(
         "model_missing",
         "model_not_found",
         "hub",
@@ -164,7 +162,7 @@ _START = (
         r"HFValidationError: (?P<why>Repo id must .*)|RepositoryNotFoundError: (?P<why2>.*)"
         r"|Invalid repository ID or local directory specified|Can't load the configuration of '(?P<model>[^']*)'",
     ),
-    _event(
+    _ANY.event(
         "hub_down",
         "hub_unreachable",
         "hub",
@@ -175,7 +173,7 @@ _START = (
 )
 
 _MACHINE = (
-    _event(
+    _ANY.event(
         "xid",
         "xid",
         "NVIDIA driver",
@@ -183,36 +181,36 @@ _MACHINE = (
         r"NVRM: Xid \((?P<pci>PCI:[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, pid=(?P<pid>\d+|'?<unknown>'?))?"
         r"(?:, name=(?P<name>[^,]+))?(?:, (?P<text>.*))?$",
     ),
-    _event(
+    _ANY.event(
         "gpu_lost",
         "gpu_lost",
         "NVIDIA driver",
         ("NVRM: GPU ", "NVRM: The NVIDIA GPU "),
         r"NVRM: .*has fallen off the bus",
     ),
-    _event(
+    _ANY.event(
         "oom_killer",
         "out_of_memory_killed",
         "Linux",
         ("Out of memory: Killed process", "Memory cgroup out of memory: Kill"),
         r"(?P<scope>Out of memory|Memory cgroup out of memory): Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)",
     ),
-    _event("oom_killed", "out_of_memory_killed", "Kubernetes", ("OOMKilled",), r"\bOOMKilled\b"),
-    _event(
+    _ANY.event("oom_killed", "out_of_memory_killed", "Kubernetes", ("OOMKilled",), r"\bOOMKilled\b"),
+    _ANY.event(
         "ray_kill",
         "ray_memory_kill",
         "Ray",
         ("Ray killed this worker", "Task was killed due to the node running low"),
         r"Ray killed this worker|Task was killed due to the node running low on memory",
     ),
-    _event(
+    _ANY.event(
         "shm_small",
         "shm_too_small",
         "Ray",
         ("The object store is using /tmp",),
         r"The object store is using /tmp instead of /dev/shm because /dev/shm has only (?P<bytes>\d+) bytes available",
     ),
-    _event(
+    _ANY.event(
         "shell_killed",
         "process_killed",
         "shell",

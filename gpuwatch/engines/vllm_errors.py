@@ -5,20 +5,15 @@ Sources as for `vllm_log`; most start-up errors are the last line of a traceback
 
 from __future__ import annotations
 
-from gpuwatch.engines.log_pattern import Pattern
+from gpuwatch.engines.log_pattern import Maker, Pattern
 
-
-def _event(name: str, event: str, versions: str, needles: tuple[str, ...], regex: str) -> Pattern:
-    return Pattern(name, "event", "vllm", versions, needles, regex, event=event)
-
-
-def _ignore(name: str, versions: str, needles: tuple[str, ...], regex: str) -> Pattern:
-    return Pattern(name, "ignore", "", versions, needles, regex)
+_VLLM = Maker("vllm")
+_ANY = Maker("")
 
 
 LOOKALIKES = (
     # A traceback quotes the statement that raises, with the text of the message in it.
-    _ignore(
+    _ANY.ignore(
         "source_line",
         "all",
         (
@@ -31,19 +26,19 @@ LOOKALIKES = (
         ),
         r"^\s*(?:raise\s|logger\.)",
     ),
-    _ignore(
+    _ANY.ignore(
         "request",
         "all",
         ("Received request ", "Request ", "Generated response "),
         r"^(?:Received request|Request|Generated response) \S+",
     ),
-    _ignore(
+    _ANY.ignore(
         "dump", "0.9.0-", ("Dumping ",), r"^Dumping (?:input data|scheduler output for model execution|scheduler stats)"
     ),
-    _ignore(
+    _ANY.ignore(
         "ulimit_advice", "0.8-", ("Found ulimit of ",), r"^Found ulimit of \d+ and failed to automatically increase"
     ),
-    _ignore(
+    _ANY.ignore(
         "graph_advice",
         "0.4-",
         ("Capturing cudagraphs", "Capturing the model for CUDA"),
@@ -52,7 +47,7 @@ LOOKALIKES = (
 )
 
 _START = (
-    _event(
+    _VLLM.event(
         "free_memory",
         "free_memory_below_budget",
         "0.9.1-",
@@ -61,21 +56,21 @@ _START = (
         r"(?:desired GPU memory utilization|the engine's budget after excluding external process's weights) "
         r"\((?P<util>[\d.]+), (?P<req>[\d.]+) GiB\)",
     ),
-    _event(
+    _VLLM.event(
         "profile_drift",
         "memory_profile_drift",
         "all",
         ("Error in memory profiling",),
         r"Error in memory profiling\. Initial free memory (?P<a>[\d.]+)(?: GiB)?, current free memory (?P<b>[\d.]+)",
     ),
-    _event(
+    _VLLM.event(
         "no_blocks",
         "no_kv_blocks",
         "all",
         ("No available memory for the cache blocks",),
         r"No available memory for the cache blocks\.(?: Try increasing `(?P<knob>\w+)`)?",
     ),
-    _event(
+    _VLLM.event(
         "max_len_v0",
         "max_model_len_exceeds_kv",
         "0.2.7-0.10.2",
@@ -83,7 +78,7 @@ _START = (
         r"The model's max seq len \((?P<mml>\d+)\) is larger than the maximum number of tokens that can be stored in KV "
         r"cache \((?P<cap>\d+)\)",
     ),
-    _event(
+    _VLLM.event(
         "max_len_v1",
         "max_model_len_exceeds_kv",
         "0.7.0-",
@@ -92,21 +87,21 @@ _START = (
         r"is needed, which is larger than the available KV cache memory \((?P<have>[\d.]+) Gi?B\)"
         r"(?:\. *Based on the available memory, *(?:the )?estimated maximum model length is (?P<fit>\d+))?",
     ),
-    _event(
+    _VLLM.event(
         "auto_fit_failed",
         "max_model_len_exceeds_kv",
         "0.14-",
         ("Cannot auto-fit max_model_len",),
         r"Cannot auto-fit max_model_len",
     ),
-    _event(
+    _VLLM.event(
         "load_oom",
         "load_oom",
         "0.13-",
         ("Failed to load model - not enough",),
         r"Failed to load model - not enough GPU memory",
     ),
-    _event(
+    _VLLM.event(
         "warmup_oom",
         "warmup_oom",
         "0.8.0-",
@@ -114,7 +109,7 @@ _START = (
         r"CUDA out of memory occurred when warming up (?P<what>sampler|pooler)(?: \(task=(?P<task>[^)]*)\))? with "
         r"(?P<n>\d+) dummy requests",
     ),
-    _event(
+    _VLLM.event(
         "kv_host_memory",
         "kv_host_memory_short",
         "0.20-",
@@ -122,7 +117,7 @@ _START = (
         r"Available memory on node (?P<node>\d+) \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on kv cache allocation is less "
         r"than requested memory for kv \((?P<req>[\d.]+)/",
     ),
-    _event(
+    _VLLM.event(
         "rope",
         "rope_beyond_native",
         "all",
@@ -130,28 +125,28 @@ _START = (
         r"User-specified max_model_len \((?P<mml>\d+)\) is greater than the derived max_model_len "
         r"\((?P<key>\w+)=(?P<derived>[\d.]+|inf|None)(?: or model_max_length=(?P<tok>[\d.]+|None))? in model's config\.json\)",
     ),
-    _event(
+    _VLLM.event(
         "rope_keys",
         "rope_key_unknown",
         "0.6-",
         ("Unrecognized keys in `rope",),
         r"Unrecognized keys in `(?P<field>rope_\w+)` for 'rope_type'='(?P<type>\w+)': \{(?P<keys>[^}]*)\}",
     ),
-    _event(
+    _VLLM.event(
         "kv_scale",
         "kv_scale_one",
         "0.4.3-",
         ("Using KV cache scaling factor",),
         r"Using KV cache scaling factor 1\.0 for fp8_e4m3\.",
     ),
-    _event(
+    _VLLM.event(
         "q_scale",
         "q_scale_uncalibrated",
         "0.9.0-",
         ("Using uncalibrated q_scale",),
         r"Using uncalibrated q_scale (?P<q>[\d.]+) and/or prob_scale (?P<p>[\d.]+) with fp8 attention",
     ),
-    _event(
+    _VLLM.event(
         "mm_profile",
         "mm_profile_short",
         "0.8-0.10",
@@ -159,8 +154,8 @@ _START = (
         r"The sequence length used for profiling \(.*?= (?P<len>\d+)\) is too short to hold the multi-modal embeddings"
         r"(?: in the worst case \((?P<worst>\d+) tokens in total)?",
     ),
-    _event("uva", "uva_unavailable", "0.24-", ("UVA is not available",), r"UVA is not available"),
-    _event(
+    _VLLM.event("uva", "uva_unavailable", "0.24-", ("UVA is not available",), r"UVA is not available"),
+    _VLLM.event(
         "dtype",
         "dtype_unsupported",
         "all",
@@ -170,7 +165,7 @@ _START = (
 )
 
 _RUN = (
-    _event(
+    _VLLM.event(
         "preempted",
         "preempted_v0",
         "0.4.3-0.10.2",
@@ -178,69 +173,69 @@ _RUN = (
         r"Sequence group (?P<id>\S+) is preempted by (?:PreemptionMode\.)?(?P<mode>\w+) mode because there is not enough KV "
         r"cache space(?:.*total_num_cumulative_preemption=(?P<n>\d+))?",
     ),
-    _event(
+    _VLLM.event(
         "swap_abort",
         "swap_abort_v0",
         "-0.10.2",
         ("Aborted due to the lack of CPU swap",),
         r"Aborted due to the lack of CPU swap space",
     ),
-    _event(
+    _VLLM.event(
         "never_fits",
         "request_never_fits",
         "0.4.2-0.10.2",
         ("Failing the request ",),
         r"Failing the request (?P<id>\S+) because there's not enough kv cache blocks",
     ),
-    _event(
+    _VLLM.event(
         "prompt_too_long",
         "prompt_too_long",
         "0.2.7-0.10.2",
         ("Input prompt (",),
         r"Input prompt \((?P<n>\d+) tokens\) is too long and exceeds (?:limit|the capacity) of (?:block_manager )?(?P<limit>\d+)?",
     ),
-    _event(
+    _VLLM.event(
         "prefix_reset",
         "prefix_cache_reset",
         "0.7.0-",
         ("Successfully reset prefix cache",),
         r"^Successfully reset prefix cache",
     ),
-    _event(
+    _VLLM.event(
         "sleep",
         "sleep",
         "0.7.0-",
         ("Sleep mode freed ",),
         r"^Sleep mode freed (?P<freed>[\d.]+) GiB(?: memory)?, (?P<used>[\d.]+) GiB memory is still in use",
     ),
-    _event(
+    _VLLM.event(
         "wake", "wake", "0.7.3-", ("It took ",), r"^It took (?P<s>[\d.]+) seconds to wake up(?: tags (?P<tags>.*))?\."
     ),
 )
 
 _DEATH = (
-    _event(
+    _VLLM.event(
         "start_failed",
         "engine_start_failed",
         "0.8.4-",
         ("EngineCore failed to start", "Engine core initialization failed", "WorkerProc initialization failed"),
         r"EngineCore failed to start\.|Engine core initialization failed\.|WorkerProc initialization failed due to an exception",
     ),
-    _event(
+    _VLLM.event(
         "worker_stopped",
         "worker_stopped",
         "0.26-",
         ("Worker proc ",),
         r"Worker proc (?P<w>\S+) died unexpectedly \(exit code: None\)",
     ),
-    _event(
+    _VLLM.event(
         "worker_dead",
         "worker_dead",
         "0.8.5-",
         ("Worker proc ", "RayWorkerProc rank="),
         r"(?:Worker proc (?P<w>\S+)|RayWorkerProc rank=(?P<r>\S+)) died unexpectedly(?: \(exit code: (?P<code>-?\d+)\))?",
     ),
-    _event(
+    _VLLM.event(
         "engine_dead",
         "engine_dead",
         "all",
@@ -258,14 +253,14 @@ _DEATH = (
         r"|Background loop (?:has errored already|is not running|is stopped)|Engine loop is not running"
         r"|MQLLMEngine is already dead",
     ),
-    _event(
+    _VLLM.event(
         "shm_stall",
         "shm_broadcast_stall",
         "0.8.2-",
         ("No available shared memory broadcast block",),
         r"No available shared memory broadcast block found ?in (?P<s>\d+) seconds?",
     ),
-    _event("rpc_timeout", "rpc_timeout", "0.6.5-", ("RPC call to ",), r"RPC call to (?P<m>\S+) timed out"),
+    _VLLM.event("rpc_timeout", "rpc_timeout", "0.6.5-", ("RPC call to ",), r"RPC call to (?P<m>\S+) timed out"),
 )
 
 PATTERNS: tuple[Pattern, ...] = (*_START, *_RUN, *_DEATH)

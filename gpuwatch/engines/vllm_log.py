@@ -6,40 +6,15 @@ those of the fields in `model.LogEvent`. The word before ``KV cache`` is the dev
 
 from __future__ import annotations
 
-from typing import Literal
+from gpuwatch.engines.log_pattern import Maker, Pattern
 
-from gpuwatch.engines.log_pattern import Pattern, readings
+_VLLM = Maker("vllm")
 
 _NUM = r"-?[\d.]+"
 
 
-def _fact(
-    name: str,
-    versions: str,
-    needles: tuple[str, ...],
-    regex: str,
-    facts: str = "",
-    *,
-    pairs: str = "",
-    settings: Literal["", "flags", "config"] = "",
-    starts: bool = False,
-) -> Pattern:
-    return Pattern(
-        name,
-        "fact",
-        "vllm",
-        versions,
-        needles,
-        regex,
-        readings=readings(facts),
-        pairs=pairs,
-        settings=settings,
-        starts=starts,
-    )
-
-
 _IDENTITY = (
-    _fact(
+    _VLLM.fact(
         "api_version",
         "0.2.7-",
         ("API server version ",),
@@ -47,7 +22,7 @@ _IDENTITY = (
         "version=v:text",
         starts=True,
     ),
-    _fact(
+    _VLLM.fact(
         "banner_version",
         "0.11.1-",
         ("█  version ",),
@@ -55,8 +30,8 @@ _IDENTITY = (
         "version=v:text",
         starts=True,
     ),
-    _fact("banner_model", "0.11.1-", ("█  model ",), r"█  model +(?P<m>\S.*)$", "model=m:text"),
-    _fact(
+    _VLLM.fact("banner_model", "0.11.1-", ("█  model ",), r"█  model +(?P<m>\S.*)$", "model=m:text"),
+    _VLLM.fact(
         "engine_config",
         "0.2.7-",
         ("LLM engine (v", "LLM engine with config"),
@@ -65,7 +40,7 @@ _IDENTITY = (
         pairs="config",
         settings="config",
     ),
-    _fact(
+    _VLLM.fact(
         "non_default_args",
         "0.8.5-",
         ("-default args: ",),
@@ -73,7 +48,7 @@ _IDENTITY = (
         pairs="args",
         settings="flags",
     ),
-    _fact(
+    _VLLM.fact(
         "all_args",
         "0.2.7-0.8.5",
         ("Namespace(",),
@@ -81,62 +56,62 @@ _IDENTITY = (
         pairs="args",
         settings="flags",
     ),
-    _fact(
+    _VLLM.fact(
         "listening",
         "0.7.3-",
         ("Starting vLLM ",),
         r"^Starting vLLM (?:API )?server(?: \d+)? on (?P<url>\S+)",
         "server.url=url:text",
     ),
-    _fact(
+    _VLLM.fact(
         "architecture",
         "0.10.0-",
         ("Resolved architecture: ",),
         r"^Resolved architecture: (?P<a>\w+)",
         "architecture=a:text",
     ),
-    _fact(
+    _VLLM.fact(
         "loading", "0.5.4-", ("Starting to load model ",), r"^Starting to load model (?P<m>.+?)\.\.\.$", "model=m:text"
     ),
-    _fact(
+    _VLLM.fact(
         "ranks",
         "0.7.0-",
         ("DP rank ",),
         r"^rank \d+ in world size (?P<n>\d+) is assigned as DP rank",
         "world_size=n:int",
     ),
-    _fact(
+    _VLLM.fact(
         "max_model_len",
         "0.9.0-",
         ("Using max model len ",),
         r"^Using max model len (?P<mml>\d+)",
         "max_model_len=mml:int",
     ),
-    _fact(
+    _VLLM.fact(
         "auto_fit",
         "0.14-",
         ("Auto-fit max_model_len: ",),
         r"^Auto-fit max_model_len: (?:reduced from (?P<old>\d+) to (?P<new>\d+)|full model context length (?P<full>\d+) fits)",
         "max_model_len=new:int max_model_len=full:int",
     ),
-    _fact(
+    _VLLM.fact(
         "chunked_prefill",
         "0.4.1-",
         ("Chunked prefill is enabled",),
         r"^Chunked prefill is enabled(?: with max_num_batched_tokens=(?P<mnbt>\d+)\.| \(EXPERIMENTAL\)\.)",
         "max_num_batched_tokens=mnbt:int chunked_prefill=:yes",
     ),
-    _fact(
+    _VLLM.fact(
         "batched_tokens",
         "0.6.5-0.11.0",
         ("Setting max_num_batched_tokens to ",),
         r"^Setting max_num_batched_tokens to (?P<mnbt>\d+) for",
         "max_num_batched_tokens=mnbt:int",
     ),
-    _fact(
+    _VLLM.fact(
         "kv_dtype", "0.3.3-", ("Using ",), r"^Using (?P<dtype>\w+) data type to store kv cache\.", "kv.dtype=dtype:text"
     ),
-    _fact(
+    _VLLM.fact(
         "attention_backend",
         "0.4.1-",
         ("Using ",),
@@ -144,53 +119,53 @@ _IDENTITY = (
         r"(?: on V1 engine(?: by default.*)?| out of potential backends: (?P<cands>[\[(].*?[\])]))?\.?$",
         "attention.backend=name:text",
     ),
-    _fact(
+    _VLLM.fact(
         "prefix_default",
         "0.9.2-",
         ("Enabling prefix", "Enabling) prefix", "Disabling prefix", "Disabling) prefix"),
         r"^\(?(?P<act>Enabling|Disabling)\)? prefix caching by default",
         "prefix_caching=act:bool",
     ),
-    _fact(
+    _VLLM.fact(
         "prefix_off",
         "0.24-",
         ("Disabling prefix caching: ",),
         r"^Disabling prefix caching: (?P<why>.*)$",
         "prefix_caching=:no",
     ),
-    _fact(
+    _VLLM.fact(
         "hybrid_block_size",
         "0.10.0-",
         ("Setting attention block size to ",),
         r"^(?:\[XPU\])?Setting attention block size to (?P<bs>\d+) tokens",
         "kv.block_size=bs:int",
     ),
-    _fact(
+    _VLLM.fact(
         "hybrid_manager_off",
         "0.9.1-",
         ("Hybrid KV cache manager is disabled",),
         r"^Hybrid KV cache manager is disabled for this hybrid model",
         "hybrid_kv_manager=:no",
     ),
-    _fact(
+    _VLLM.fact(
         "nccl_version", "0.2.7-", ("LLM is using nccl==",), r"^vLLM is using nccl==(?P<v>\S+)", "nccl.version=v:text"
     ),
-    _fact(
+    _VLLM.fact(
         "custom_allreduce_off",
         "0.2.7-",
         ("Custom allreduce is disabled",),
         r"^Custom allreduce is disabled because (?P<why>.*)$",
         "custom_allreduce=:no",
     ),
-    _fact(
+    _VLLM.fact(
         "stats_off",
         "0.10.2-",
         ("AsyncLLM created with api_server_count",),
         r"^AsyncLLM created with api_server_count more than 1; disabling stats logging",
         "stats_log=:no",
     ),
-    _fact("wsl", "0.1-", ("WSL is detected",), r"as WSL is detected", "platform.wsl=:yes"),
-    _fact(
+    _VLLM.fact("wsl", "0.1-", ("WSL is detected",), r"as WSL is detected", "platform.wsl=:yes"),
+    _VLLM.fact(
         "swap_large",
         "0.2.7-0.17",
         ("Possibly too large swap", "Too large swap"),
@@ -200,35 +175,35 @@ _IDENTITY = (
 )
 
 _MEMORY = (
-    _fact(
+    _VLLM.fact(
         "weights",
         "0.4.1-",
         ("Model loading took ", "Loading model weights took "),
         r"^(?:Loading model weights took|Model loading took) (?P<gib>[\d.]+) Gi?B(?: memory)?(?: and (?P<s>[\d.]+) seconds)?",
         "weights.bytes=gib:gib load.seconds=s:float",
     ),
-    _fact(
+    _VLLM.fact(
         "kv_available",
         "0.9.1-",
         ("Available KV cache memory: ",),
         rf"^Available KV cache memory: (?P<gib>{_NUM}) GiB",
         "kv.bytes=gib:gib",
     ),
-    _fact(
+    _VLLM.fact(
         "kv_cpu",
         "0.10-",
         ("Explicitly set (",),
         r"^Explicitly set \((?P<gib>[\d.]+)/(?P<total>[\d.]+)\) GiB for KV cache",
         "kv.bytes=gib:gib",
     ),
-    _fact(
+    _VLLM.fact(
         "v0_budget",
         "0.6.5-0.10.2",
         ("GiB) x gpu_memory_utilization",),
         r"total_gpu_memory \((?P<total>[\d.]+)GiB\) x gpu_memory_utilization \((?P<util>[\d.]+)\) = (?P<budget>[\d.]+)GiB",
         "gpu.total_bytes=total:gib memory_fraction=util:float budget.bytes=budget:gib",
     ),
-    _fact(
+    _VLLM.fact(
         "v0_parts",
         "0.6.5-0.10.2",
         ("PyTorch activation peak memory takes ",),
@@ -236,7 +211,7 @@ _MEMORY = (
         rf"takes (?P<act>[\d.]+)GiB; the rest of the memory reserved for KV Cache is (?P<kv>{_NUM})GiB",
         "weights.bytes=w:gib nontorch.bytes=nt:gib activation.bytes=act:gib kv.bytes=kv:gib",
     ),
-    _fact(
+    _VLLM.fact(
         "v064_profile",
         "0.6.4",
         ("Memory profiling results: ",),
@@ -246,21 +221,21 @@ _MEMORY = (
         "gpu.total_bytes=total:gib peak_torch.bytes=peak:gib nontorch.bytes=nt:gib kv.bytes=kv:gib "
         "memory_fraction=util:float",
     ),
-    _fact(
+    _VLLM.fact(
         "blocks",
         "V0 0.2.7-0.11.0, V1 0.6.4-0.7.3",
         ("# GPU blocks: ", ", # CPU blocks: "),
         r"^# (?P<dev>\w+) blocks: (?P<gpu>\d+)(?:, # CPU blocks: (?P<cpu>\d+))?",
         "kv.blocks=gpu:int kv.cpu_blocks=cpu:int",
     ),
-    _fact(
+    _VLLM.fact(
         "blocks_after",
         "0.8-0.10.2",
         ("_config_info with initialization",),
         r"vllm cache_config_info with initialization after num_gpu_blocks is: (?P<n>\d+)",
         "kv.blocks=n:int",
     ),
-    _fact(
+    _VLLM.fact(
         "kv_size",
         "0.8.0-",
         ("KV cache size: ",),
@@ -268,14 +243,14 @@ _MEMORY = (
         r"(?:, Maximum concurrency for (?P<mml>[\d,]+) tokens per request: (?P<conc>[\d.]+)x)?",
         "kv.tokens=tokens:int max_model_len=mml:int max_concurrency=conc:float",
     ),
-    _fact(
+    _VLLM.fact(
         "max_concurrency",
         "0.6.3-0.27",
         ("Maximum concurrency for ",),
         r"^Maximum concurrency for (?P<mml>[\d,]+) tokens per request: (?P<conc>[\d.]+)x",
         "max_model_len=mml:int max_concurrency=conc:float",
     ),
-    _fact(
+    _VLLM.fact(
         "context_parallel",
         "0.10.2-0.20",
         ("Multiplying the GPU KV cache size",),
@@ -283,28 +258,28 @@ _MEMORY = (
         r"\(pcp_world_size (?P<pcp>\d+) \* dcp_world_size (?P<dcp2>\d+)\))",
         "dcp=dcp:int dcp=dcp2:int",
     ),
-    _fact(
+    _VLLM.fact(
         "block_override",
         "0.4.1-",
         ("Overriding num_gpu_blocks=",),
         r"^Overriding num_gpu_blocks=(?P<was>\d+) with num_gpu_blocks_override=(?P<now>\d+)",
         "kv.blocks_profiled=was:int kv.blocks_override=now:int kv.blocks=now:int",
     ),
-    _fact(
+    _VLLM.fact(
         "graphs_done",
         "0.2.7-",
         ("Graph capturing finished in ",),
         rf"^Graph capturing finished in (?P<s>\d+) secs(?:\.|, took (?P<gib>{_NUM}) GiB)",
         "graph.seconds=s:float graph.bytes=gib:gib",
     ),
-    _fact(
+    _VLLM.fact(
         "graphs_estimated",
         "0.18-",
         ("Estimated CUDA graph memory: ",),
         r"^Estimated CUDA graph memory: (?P<gib>[\d.]+) GiB total",
         "graph.estimated_bytes=gib:gib",
     ),
-    _fact(
+    _VLLM.fact(
         "graph_pool",
         "0.18-",
         ("CUDA graph pool memory: ",),
@@ -312,7 +287,7 @@ _MEMORY = (
         rf"difference: (?P<diff>{_NUM}) GiB \((?P<pct>{_NUM})%\)",
         "graph.bytes=act:gib graph.estimated_bytes=est:gib",
     ),
-    _fact(
+    _VLLM.fact(
         "graph_budget",
         "0.20-",
         ("CUDA graph memory profiling is enabled",),
@@ -320,7 +295,7 @@ _MEMORY = (
         r"to --gpu-memory-utilization=(?P<eq>\d+(?:\.\d+)?)",
         "memory_fraction=util:float memory_fraction.without_graphs=eq:float",
     ),
-    _fact(
+    _VLLM.fact(
         "memory_summary",
         "0.10.2-",
         ("Free memory on device (",),
@@ -332,7 +307,7 @@ _MEMORY = (
         "weights.bytes=w:gib activation.bytes=act:gib activation.bytes=act2:gib nontorch.bytes=nt:gib "
         "consumed.bytes=consumed:gib graph.bytes=graph:gib",
     ),
-    _fact(
+    _VLLM.fact(
         "kv_fixed",
         "0.10.2-",
         ("Initial free memory ",),
@@ -340,14 +315,14 @@ _MEMORY = (
         r"kv_cache_memory_bytes",
         "gpu.free_at_start_bytes=free:gib kv.bytes=kv:gib",
     ),
-    _fact(
+    _VLLM.fact(
         "startup_plan",
         "0.26-",
         ("Applying persisted startup plan",),
         r"^Applying persisted startup plan \(fingerprint \S+\): kv_cache_memory_bytes=\d+ \((?P<kv>[\d.]+) GiB\)",
         "kv.bytes=kv:gib",
     ),
-    _fact(
+    _VLLM.fact(
         "init_engine",
         "0.6.5-",
         ("(profile, create kv cache",),

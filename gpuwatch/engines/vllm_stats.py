@@ -5,15 +5,13 @@ The word before ``KV cache usage`` is the device (GPU, CPU, XPU) from 0.30 on. R
 
 from __future__ import annotations
 
-from gpuwatch.engines.log_pattern import Pattern
+from gpuwatch.engines.log_pattern import Maker, Pattern
 
-
-def _stats(name: str, versions: str, needles: tuple[str, ...], regex: str) -> Pattern:
-    return Pattern(name, "stats", "vllm", versions, needles, regex)
+_VLLM = Maker("vllm")
 
 
 PATTERNS: tuple[Pattern, ...] = (
-    _stats(
+    _VLLM.stats(
         "stats",
         "0.2.7-",
         ("Avg prompt throughput: ",),
@@ -26,13 +24,13 @@ PATTERNS: tuple[Pattern, ...] = (
         r"(?:, Corrupted: (?P<corr>\d+) reqs)?(?:, External prefix cache hit rate: (?P<ext>[\d.]+)%)?"
         r"(?:, MM cache hit rate: (?P<mm>[\d.]+)%)?\.?$",
     ),
-    _stats(
+    _VLLM.stats(
         "prefix_hit_v0",
         "0.5.5-0.11.0",
         ("Prefix cache hit rate: GPU",),
         r"^Prefix cache hit rate: GPU: (?P<gpu>[\d.]+)%, CPU: (?P<cpu>[\d.]+)%",
     ),
-    _stats(
+    _VLLM.stats(
         "iteration",
         "0.14-",
         ("Iteration(",),
@@ -40,7 +38,7 @@ PATTERNS: tuple[Pattern, ...] = (
         r"(?P<gr>\d+) generation requests, (?P<gt>\d+) generation tokens, iteration elapsed time: (?P<ms>[\d.]+) ms"
         r"(?:, (?P<dev>[A-Za-z]+) KV cache usage: (?P<kv>[\d.]+)%)?",
     ),
-    _stats(
+    _VLLM.stats(
         "spec_decode",
         "0.8.4-",
         ("SpecDecoding metrics: ",),
@@ -48,7 +46,7 @@ PATTERNS: tuple[Pattern, ...] = (
         r"(?:(?=.*?Mean acceptance length: (?P<mal>[\d.]+|nan)))?"
         r"(?=.*?Accepted: (?P<acc>\d+) tokens, Drafted: (?P<drafted>\d+) tokens)",
     ),
-    _stats(
+    _VLLM.stats(
         "spec_decode_v0",
         "0.5.3-0.9.2",
         ("Speculative metrics: ",),
@@ -56,6 +54,6 @@ PATTERNS: tuple[Pattern, ...] = (
         r"Number of speculative tokens: (?P<k>\d+), Number of accepted tokens: (?P<acc>\d+), "
         r"Number of draft tokens: (?P<dr>\d+), Number of emitted tokens: (?P<em>\d+)",
     ),
-    _stats("kv_transfer", "0.11.0-", ("KV Transfer metrics: ",), r"^KV Transfer metrics: (?P<metrics>.*)$"),
+    _VLLM.stats("kv_transfer", "0.11.0-", ("KV Transfer metrics: ",), r"^KV Transfer metrics: (?P<metrics>.*)$"),
 )
 """Periodic lines; the first shape is the one of every version."""

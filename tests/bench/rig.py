@@ -55,7 +55,6 @@ class Program:
 
     def __init__(self, command: list[str], env: dict[str, str], *, screen: bool = False) -> None:
         self.started = time.monotonic()
-        self._marks: dict[bytes, float] = {}
         self._seen = b""
         self.drawn = 0
         if not screen:
@@ -122,7 +121,7 @@ class Program:
         return Memory([process.pid for process in self.family()])
 
     def stop(self) -> None:
-        """End the program and what it started."""
+        """End the program and what it started. Safe to call twice."""
         members = self.family() if self.process.poll() is None else []
         for member in members:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -131,6 +130,7 @@ class Program:
         if self.master is not None:
             self._reader.join(5)
             os.close(self.master)
+            self.master = None
 
 
 class Memory:

@@ -11,7 +11,7 @@ from gpuwatch.tui.draw.common import beside, labelled
 from gpuwatch.tui.draw.figures import figure
 from gpuwatch.tui.format import age, count, percent, size, with_unit
 from gpuwatch.tui.text import clean
-from gpuwatch.tui.view.gpus import GOOD_STATES
+from gpuwatch.tui.view.gpus import FIGURES, GOOD_STATES
 
 if TYPE_CHECKING:
     from gpuwatch.tui.text import Line
@@ -20,25 +20,7 @@ if TYPE_CHECKING:
 
 _LABEL = 20
 _INFO = ("name", "architecture", "memory_kind", "driver_version", "pci_bus_id")
-_FIGURES = (
-    "gpu_memory_total",
-    "gpu_memory_used",
-    "gpu_memory_free",
-    "gpu_memory_reserved",
-    "gpu_memory_peak",
-    "gpu_memory_other",
-    "gpu_memory_unattributed",
-    "gpu_busy",
-    "gpu_bandwidth_busy",
-    "gpu_sm_clock",
-    "gpu_power",
-    "gpu_power_limit",
-    "gpu_temperature",
-    "gpu_pcie_width",
-    "gpu_pcie_width_max",
-    "gpu_pcie_receive",
-    "gpu_pcie_transmit",
-)
+_FIGURES = tuple(query for query in FIGURES if query != "gpu_unresponsive")
 
 
 def details(gpu: Gpu, width: int) -> list[Line]:

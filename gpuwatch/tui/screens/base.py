@@ -12,6 +12,7 @@ from gpuwatch.tui.widgets.panel import Panel
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from textual.app import ComposeResult
     from textual.events import Resize
 
     from gpuwatch.tui.draw.frame import KeyHint
@@ -80,3 +81,16 @@ class View(Widget):
         current = panel.styles.height
         if height > 0 and (current is None or not current.is_cells or current.value != height):
             panel.styles.height = height
+
+
+class ListAndDetail(View):
+    """A list above, the details of its selected entry below."""
+
+    def compose(self) -> ComposeResult:
+        """Make the panels."""
+        yield Panel(id="list")
+        yield Panel(id="detail")
+
+    def open_at(self, key: Hashable) -> None:
+        """Select an entry."""
+        self.query_one("#list", Panel).select(key)

@@ -6,32 +6,19 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.tui.draw import findings as draw
 from gpuwatch.tui.draw.common import unkeyed
-from gpuwatch.tui.screens.base import View
+from gpuwatch.tui.screens.base import ListAndDetail
 from gpuwatch.tui.text import crop, rule
 from gpuwatch.tui.view.status import conclusion
 from gpuwatch.tui.widgets.panel import Panel
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from textual.app import ComposeResult
-
     from gpuwatch.tui.text import Line
     from gpuwatch.tui.view.findings import Row
     from gpuwatch.tui.view.model import Model
 
 
-class Findings(View):
+class Findings(ListAndDetail):
     """The list above, cause, evidence, advice and runbook of the selected finding below."""
-
-    def compose(self) -> ComposeResult:
-        """Make the panels."""
-        yield Panel(id="list")
-        yield Panel(id="detail")
-
-    def open_at(self, key: Hashable) -> None:
-        """Select a finding."""
-        self.query_one("#list", Panel).select(key)
 
     def finding(self) -> Row | None:
         """Return the finding under the cursor."""

@@ -7,31 +7,18 @@ from typing import TYPE_CHECKING
 from gpuwatch.tui.draw import gpu_details
 from gpuwatch.tui.draw import gpus as draw
 from gpuwatch.tui.draw.common import unkeyed
-from gpuwatch.tui.screens.base import View
+from gpuwatch.tui.screens.base import ListAndDetail
 from gpuwatch.tui.text import crop, rule
 from gpuwatch.tui.view.gpus import nvml_problem
 from gpuwatch.tui.widgets.panel import Panel
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from textual.app import ComposeResult
-
     from gpuwatch.tui.text import Line
     from gpuwatch.tui.view.model import Model
 
 
-class Gpus(View):
+class Gpus(ListAndDetail):
     """A table above, the details of the selected GPU below."""
-
-    def compose(self) -> ComposeResult:
-        """Make the panels."""
-        yield Panel(id="list")
-        yield Panel(id="detail")
-
-    def open_at(self, key: Hashable) -> None:
-        """Select a GPU."""
-        self.query_one("#list", Panel).select(key)
 
     def draw(self, model: Model, width: int, height: int) -> None:
         """Fill the table and the details."""
