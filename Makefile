@@ -41,6 +41,10 @@ bench: $(BIN)/pytest        ## speed and memory as ratios measured in this run
 	bash tests/e2e/fetch.sh peers vllm
 	$(BIN)/python tests/bench/run.py
 
+soak: $(BIN)/pytest         ## ten healthy minutes: real vLLM, eight fake GPUs, no finding above info
+	bash tests/e2e/fetch.sh vllm
+	$(BIN)/python tests/tools/soak.py
+
 demo: $(BIN)/gpuwatch       ## the recorded run
 	$(BIN)/gpuwatch tui --demo
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import stat
 import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,6 +13,8 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+MAX_BYTES = 1 << 20
+"""Largest configuration file that is read."""
 DEFAULT_PORTS = (*range(8000, 8011), *range(30000, 30006))
 
 
@@ -104,6 +107,12 @@ def _text(value: Any) -> str:
     return value
 
 
+def _log_source(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise ValueError("a file, '-', 'journal:UNIT', 'docker:NAME' or 'k8s:NAMESPACE/POD[/CONTAINER]'")
+    return value
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("true or false")  # noqa: TRY004  # one kind of error for every wrong value
@@ -143,7 +152,7 @@ _ENGINE_KEYS: dict[str, Callable[[Any], Any]] = {
     "timeout": _number(0.1, 60),
     "log": _text,
 }
-_LOG_KEYS: dict[str, Callable[[Any], Any]] = {"source": _text, "server": _text}
+_LOG_KEYS: dict[str, Callable[[Any], Any]] = {"source": _log_source, "server": _text}
 _KEYS: dict[str, Callable[[Any], Any]] = {
     "interval": _number(0.2, 60),
     "history_minutes": _number(1, 24 * 60),
@@ -160,17 +169,33 @@ def load(path: str | Path) -> Config:
     """Read a configuration file.
 
     Raises:
-        ConfigError: the file cannot be read, is not TOML, or holds an unknown key or a wrong value.
+        ConfigError: the file cannot be read, is no regular file or over 1 MiB, is not TOML, or holds an unknown key or
+            a wrong value.
     """
-    try:
-        raw = Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+    raw = _bytes(path)
     try:
         data = _toml(raw.decode())
     except (ValueError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
     return parse(data, str(path))
+
+
+def _bytes(path: str | Path) -> bytes:
+    """Read a file that may be anything: a device or a pipe would never end."""
+    try:
+        file = Path(path)
+        kind = file.stat().st_mode
+        if stat.S_ISDIR(kind):
+            raise ConfigError(f"{path}: Is a directory; allowed: a TOML file")
+        if not stat.S_ISREG(kind):
+            raise ConfigError(f"{path}: is no regular file; allowed: a TOML file")
+        with file.open("rb") as opened:
+            raw = opened.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"{path}: is over 1 MiB; allowed: a TOML file of at most 1 MiB")
+    return raw
 
 
 def _toml(text: str) -> dict[str, Any]:

@@ -74,20 +74,25 @@ class RuleView:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A recording in progress or being replayed. `position` and `length` are in seconds, for replays."""
+    """A recording in progress or being replayed. `position` and `length` are in seconds, for replays.
+
+    `error` says why a recording stopped by itself, or why a replay came to its end early; `ended`: nothing follows.
+    """
 
     path: str
     bytes: int = 0
     error: str = ""
     position: float = 0.0
     length: float = 0.0
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything there is to see at one moment. `time` and `started` are milliseconds since the epoch.
 
-    `looked_for` explains an empty machine: (what was looked for, what was found or why not).
+    `looked_for` explains an empty machine: (what was looked for, what was found or why not). `problems` are rule files
+    that were refused and rules that fail, a line each.
     """
 
     time: int
@@ -105,6 +110,7 @@ class Snapshot:
     facts: tuple[Fact, ...] = ()
     recording: Recording | None = None
     looked_for: tuple[tuple[str, str], ...] = ()
+    problems: tuple[str, ...] = ()
 
     def answer(self, query: str) -> Answer:
         """Return the answer of a catalogue query; an empty one when it was not asked."""

@@ -6,7 +6,9 @@ A command module has ``NAME``, ``HELP``, ``add_arguments(parser)`` and ``run(arg
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
 import logging
 import os
 import sys
@@ -98,18 +100,42 @@ def _load(name: str) -> Command:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run gpuwatch and return the exit code."""
+    _prepare_output()
     args = build_parser().parse_args(argv)
     level = logging.INFO if args.verbose else logging.ERROR
     logging.basicConfig(level=level, format="gpuwatch: %(message)s", stream=sys.stderr)
     from gpuwatch.config import ConfigError  # noqa: PLC0415  # --help does not need it
 
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
     except (UsageError, ConfigError) as error:
         print(f"gpuwatch {args.command}: {error}", file=sys.stderr)
         return WRONG
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         return FINE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
+            raise
+        _give_up_output()
+        print(f"gpuwatch {args.command}: cannot write the output: {error.strerror}", file=sys.stderr)
+        return WRONG
+    return code
+
+
+def _prepare_output() -> None:
+    """Make stdout and stderr writable whatever they are: closed ones go nowhere, unknown characters become ``?``."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # for the whole run
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _give_up_output() -> None:
+    """Let what is still buffered for stdout go nowhere, so that the interpreter does not fail on it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

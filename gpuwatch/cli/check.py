@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.cli import FINE, FOUND, NOTHING, UsageError, watching
@@ -18,6 +20,7 @@ NAME = "check"
 HELP = "watch for a while, print the findings, exit"
 
 MAX_SECONDS = 24 * 3600.0
+SPARE_SECONDS = 30.0
 JUDGED = ("nvml", "engine", "log")
 """Kinds of sources of which at least one must have answered for a verdict."""
 
@@ -61,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     from gpuwatch.pipeline.live import Live  # noqa: PLC0415
     from gpuwatch.recording import RecordingError  # noqa: PLC0415
 
+    # Nobody asks for a past that is longer than the run.
+    config = replace(config, history_minutes=min(config.history_minutes, (args.seconds + SPARE_SECONDS) / 60))
     live = Live(config, SystemClock())
     seen = Seen()
     live.on_tick = seen.add
@@ -74,19 +79,24 @@ def run(args: argparse.Namespace) -> int:
         threading.Event().wait(args.seconds)
     finally:
         live.stop()
-    return _report(args, seen, live.pipeline.source_states(live.clock.now()))
+    problems = [str(problem) for problem in live.pipeline.rules.problems]
+    if live.recording_error:
+        print(f"gpuwatch check: {live.recording_error}", file=sys.stderr)
+        problems.append(live.recording_error)
+    return _report(args, seen, live.pipeline.source_states(live.clock.now()), problems)
 
 
-def _report(args: argparse.Namespace, seen: Seen, sources: tuple[SourceState, ...]) -> int:
+def _report(args: argparse.Namespace, seen: Seen, sources: tuple[SourceState, ...], problems: list[str]) -> int:
     from gpuwatch.cli import output  # noqa: PLC0415  # --help does not need it
+    from gpuwatch.engines.log_text import clean  # noqa: PLC0415
 
     findings = output.ranked(seen.findings.values())
     if args.json:
-        output.print_json(output.report_json(map(_input, sources), findings, seen.not_enough))
+        output.print_json(output.report_json(map(_input, sources), findings, seen.not_enough, problems))
     elif not args.quiet:
         for state in sources:
             if not state.up and state.kind in JUDGED:
-                print(f"{state.kind} {state.target}: {state.reason}: {state.detail}")
+                print(clean(f"{state.kind} {state.target}: {state.reason}: {state.detail}"))
         output.print_findings(findings, seen.not_enough, args.verbose)
     if not any(state.age is not None for state in sources if state.kind in JUDGED):
         return NOTHING

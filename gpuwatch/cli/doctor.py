@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gpuwatch.cli import FINE, NOTHING, watching
-from gpuwatch.model import label, name_of
+from gpuwatch.engines.log_text import clean
+from gpuwatch.model import Reason, label, name_of
 
 if TYPE_CHECKING:
     import argparse
@@ -26,6 +27,7 @@ HELP = "say what gpuwatch can see on this machine, what it cannot, and how to fi
 Status: TypeAlias = Literal["ok", "missing", "problem"]
 
 GPU_SECONDS = 6.0
+LOG_SECONDS = 4.0
 SHM = "/dev/shm"  # noqa: S108  # only its size is looked at
 MIB = 1 << 20
 GIB = 1 << 30
@@ -182,8 +184,12 @@ def _log(spec: str, server: str, config: Config, clock: Clock) -> Check:
     from gpuwatch.sources.logs.source import LogSource  # noqa: PLC0415
 
     source = LogSource(spec, config.host_name, clock, server)
+    deadline = clock.monotonic() + LOG_SECONDS
     try:
         batch = source.poll()
+        while batch.reason is Reason.NEVER_SEEN and clock.monotonic() < deadline:
+            clock.wait(threading.Event(), 0.2)
+            batch = source.poll()
     finally:
         source.close()
     if not batch.up:
@@ -220,6 +226,6 @@ def _print(checks: list[Check]) -> None:
         if check.area != area:
             area = check.area
             print(area)
-        print(f"  {_GLYPH[check.status]} {check.what:<{min(width, 44)}}  {check.detail}")
+        print(clean(f"  {_GLYPH[check.status]} {check.what:<{min(width, 44)}}  {check.detail}"))
         if check.fix and check.status != "ok":
             print(f"      → {check.fix}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER
 from gpuwatch.diagnosis.ranking import rank
+from gpuwatch.engines.log_text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -44,9 +45,16 @@ def _evidence(item: Evidence) -> dict[str, Any]:
         "line": item.line,
         "text": item.text,
         "name": item.name,
-        "value": item.value,
+        "value": _json_value(item.value),
         "unit": item.unit,
     }
+
+
+def _json_value(value: float | str | None) -> float | str | None:
+    """Return a value that JSON has: what is not finite becomes a text such as ``+Inf``, as Prometheus writes it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{value:+}".title()
+    return value
 
 
 def _advice(item: Advice) -> dict[str, Any]:
@@ -54,9 +62,12 @@ def _advice(item: Advice) -> dict[str, Any]:
 
 
 def report_json(
-    inputs: Iterable[dict[str, Any]], findings: Iterable[Finding], not_enough: Iterable[NotEnough]
+    inputs: Iterable[dict[str, Any]],
+    findings: Iterable[Finding],
+    not_enough: Iterable[NotEnough],
+    problems: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Return the documented JSON object of ``check`` and ``diagnose``."""
+    """Return the documented JSON of ``check``; `problems` are refused rule files and a recording that stopped."""
     return {
         "schema": SCHEMA,
         "inputs": list(inputs),
@@ -64,13 +75,13 @@ def report_json(
         "not_enough_evidence": [
             {"id": item.id, "missing": item.missing, "labels": dict(item.labels)} for item in not_enough
         ],
+        "problems": list(problems),
     }
 
 
 def print_json(data: Any) -> None:
     """Print one JSON document to stdout."""
-    json.dump(data, sys.stdout, indent=1, ensure_ascii=False, allow_nan=False)
-    sys.stdout.write("\n")
+    print(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def ranked(findings: Collection[Finding]) -> list[Finding]:
@@ -99,7 +110,7 @@ def finding_lines(finding: Finding) -> list[str]:
         place = f" [{item.source}:{item.line}]" if item.line is not None else ""
         lines.append(f"{indent}    seen   {item.text}{place}")
     lines += [f"{indent}    →      {advice_text(item)}" for item in finding.advice]
-    return lines
+    return [clean(line) for line in lines]
 
 
 def advice_text(item: Advice) -> str:
@@ -121,6 +132,6 @@ def print_findings(findings: Sequence[Finding], not_enough: Sequence[NotEnough],
     if not_enough and verbose:
         print("could not be judged:")
         for item in not_enough:
-            print(f"  {item.id}: {item.missing}")
+            print(clean(f"  {item.id}: {item.missing}"))
     elif not_enough:
         print(f"{len({item.id for item in not_enough})} rules could not be judged here; -v says which and why")

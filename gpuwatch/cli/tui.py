@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -43,6 +44,8 @@ class Screen:
         self._lock = threading.Lock()
         self._driver: Driver | None = None
         self._callback: Callable[[Snapshot], None] | None = None
+        self._left = False
+        self._rule_readings = False
         self.on_failure: Callable[[str], object] | None = None
 
     @property
@@ -89,17 +92,29 @@ class Screen:
         threading.Thread(target=self._start, args=(self._make,), name="start", daemon=True).start()
         return self.stop
 
+    def show_rule_readings(self, wanted: bool) -> None:
+        """Say whether snapshots carry the readings of rules; holds for a driver that is still being loaded, too."""
+        with self._lock:
+            self._rule_readings = wanted
+            driver = self._driver
+        if driver is not None:
+            driver.show_rule_readings(wanted)
+
     def at(self, time: int) -> Future[Snapshot]:
         """Ask for the snapshot of a past moment."""
         return self.driver.at(time)
 
     def switch(self, make: Callable[[], Driver]) -> None:
         """Stop the present driver and go on with another."""
-        self.stop()
+        self._stop_driver()
         self._start(make)
 
     def stop(self) -> None:
-        """Stop the present driver."""
+        """Stop the present driver for good: one that is still being loaded never starts."""
+        self._left = True
+        self._stop_driver()
+
+    def _stop_driver(self) -> None:
         with self._lock:
             driver, self._driver = self._driver, None
         if driver is not None:
@@ -109,14 +124,18 @@ class Screen:
         try:
             driver = make()
         except Exception as error:  # noqa: BLE001  # whatever it is, a screen without a driver must not stay up
-            if self.on_failure is not None:
+            if self.on_failure is not None and not self._left:
                 self.on_failure(str(error) or type(error).__name__)
             return
         with self._lock:
-            self._driver = driver
-        if self._callback is not None:
-            driver.subscribe(self._callback)
-        driver.start()
+            if not self._left:
+                self._driver = driver
+                driver.show_rule_readings(self._rule_readings)
+                if self._callback is not None:
+                    driver.subscribe(self._callback)
+                driver.start()
+                return
+        driver.stop()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -129,11 +148,18 @@ def run(args: argparse.Namespace) -> int:
     _check_files(args)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("the screen needs a terminal; use `gpuwatch check` in scripts")
+    if not sys.stderr.isatty():
+        raise UsageError("the screen is drawn on standard error, which is not a terminal here; do not redirect it")
     from gpuwatch.tui.app import GpuwatchApp  # noqa: PLC0415  # --help does not need the screen
 
     screen = Screen(_maker(args, config))
     app = GpuwatchApp(screen, actions(screen, args))
-    screen.on_failure = lambda message: app.call_from_thread(app.exit, None, WRONG, f"gpuwatch tui: {message}")
+
+    def fail(message: str) -> None:
+        with suppress(RuntimeError):  # the screen was left meanwhile
+            app.call_from_thread(app.exit, None, WRONG, f"gpuwatch tui: {message}")
+
+    screen.on_failure = fail
     try:
         app.run()
     finally:
@@ -193,9 +219,6 @@ def actions(screen: Screen, args: argparse.Namespace) -> Actions:
     """Return what the screen may do in this mode."""
     from gpuwatch.tui.feed import Actions  # noqa: PLC0415  # --help does not need the screen
 
-    def rule_detail(wanted: bool) -> None:
-        screen.driver.show_rule_readings(wanted)
-
     def pause(halted: bool) -> None:
         screen.player.pause(halted)
 
@@ -209,10 +232,10 @@ def actions(screen: Screen, args: argparse.Namespace) -> Actions:
         screen.live.stop_recording()
 
     if args.demo or args.replay:
-        return Actions(set_rule_detail=rule_detail, pause=pause, speed=speed)
+        return Actions(set_rule_detail=screen.show_rule_readings, pause=pause, speed=speed)
     return Actions(
         start_recording=record,
         stop_recording=stop_recording,
-        set_rule_detail=rule_detail,
+        set_rule_detail=screen.show_rule_readings,
         demo=lambda: screen.switch(demo),
     )

@@ -20,10 +20,12 @@ HARDWARE_XIDS = {48: "double-bit ECC error", 74: "NVLink error", 79: "fallen off
 
 
 def lost(subject: Subject) -> Verdict:
-    """Explain a GPU that the driver reports as lost."""
+    """Explain a GPU that the driver no longer reaches or no longer lists."""
     uuid = subject.labels.get("uuid", "")
     gpu = subject.labels.get("gpu", "")
-    evidence = [measured(f"the driver reports GPU {gpu} as lost", "gpu_state", 1.0)]
+    if subject.now("gpu_state", GPU_SCOPE, state="lost") != 1.0:
+        return Unknown(f"a GPU in the state lost; {f'GPU {gpu}' if gpu else 'this one'} is not")
+    evidence = [measured(f"NVML cannot reach GPU {gpu} any more: its state is lost", "gpu_state", 1.0)]
     codes = []
     for labels, seen in subject.context.samples(
         f"increase({subject.select('gpu_xid_errors_total', GPU_SCOPE)}[10m]) > 0"
@@ -38,7 +40,7 @@ def lost(subject: Subject) -> Verdict:
     if used:
         text = f"it was used by {', '.join(used)}"
         evidence.append(measured(text, "gpu_engine", float(len(used))))
-    cause = f"GPU {gpu} ({uuid}) has dropped off: no call reaches it"
+    cause = f"GPU {gpu}{known_uuid(uuid)} has dropped off: no call reaches it"
     cause += f"; Xid {', '.join(codes)} came with it." if codes else "."
     return Explanation(
         cause,
@@ -49,6 +51,11 @@ def lost(subject: Subject) -> Verdict:
             Advice("if it comes back: check power cables, riser and cooling, and read dmesg for the Xid before it"),
         ),
     )
+
+
+def known_uuid(uuid: str) -> str:
+    """Return the UUID in brackets, nothing where it has never been read."""
+    return f" ({uuid})" if uuid and not uuid.startswith("index:") else ""
 
 
 def driver_hangs(subject: Subject) -> Verdict:

@@ -19,6 +19,7 @@ from gpuwatch.diagnosis.explanation import (
 )
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.kv_advice import blocks_override, pool_advice, pool_limit, seats_advice
+from gpuwatch.engines.version import parse_version, show_version
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
@@ -29,6 +30,12 @@ STORM_CONFIDENCE = 0.85
 ONE_EVICTION_CONFIDENCE = 0.7
 UNHEALED = "GpuwatchKvEvictionUnhealed"
 """The rule that fires on a single eviction."""
+DOUBTED_CONFIDENCE = 0.4
+"""The engine's own counter should have moved and has not: it may be clients that time out and send again."""
+DOUBT_AFTER = "30s"
+"""A counter that moves when a victim runs again moved at most 21 s after the first eviction (vLLM 0.28 to 0.32)."""
+COUNTS_SINCE = (0, 24, 0)
+"""vLLM from here on was seen to count its preemptions within a storm; 0.10.2 was seen not to."""
 CONFIRMED_BONUS = 0.1
 """Added when the engine's own counter of preemptions moved as well."""
 SLOWER = 0.8
@@ -48,22 +55,26 @@ def preemption_storm(subject: Subject) -> Verdict:
     running = subject.now("engine_requests_running")
     waiting = subject.now("engine_requests_waiting")
     limit = subject.config("max_num_seqs", "max_num_seqs")
+    doubtful = _doubtful(subject)
     evidence = [
-        *_evicted(evicted, preempted),
+        *_evicted(evicted, preempted, doubted=doubtful is not None),
         *_load(running, waiting, limit),
         measured(
             f"KV usage reached {percent(usage)} in the last minute", "engine_kv_cache_usage_ratio", usage, "ratio"
         ),
         *_sizes(subject, pool, length),
         *_speed(subject),
-        *_not_clients(subject),
     ]
+    evidence += [doubtful] if doubtful is not None else _not_clients(subject)
     admitted = _admitted(subject, limit)
     confidence = ONE_EVICTION_CONFIDENCE if subject.alert == UNHEALED else STORM_CONFIDENCE
     confidence += CONFIRMED_BONUS if preempted else 0.0
+    cause = _storm_cause(subject, pool, length, admitted, "thrown out of it and computed again")
+    if doubtful is not None:
+        cause = f"{cause} Or clients time out and send their requests again: the two are not separated here."
     return Explanation(
-        _storm_cause(subject, pool, length, admitted, "thrown out of it and computed again"),
-        min(confidence, 0.97),
+        cause,
+        DOUBTED_CONFIDENCE if doubtful is not None else min(confidence, 0.97),
         tuple(evidence),
         (
             *pool_limit(subject, pool, length, admitted),
@@ -254,7 +265,7 @@ def _storm_cause(subject: Subject, pool: Pool | None, length: Length | None, adm
     return f"{start} holds {holds:.1f} requests of {about}{count(length.tokens)} tokens{many}: requests are {fate}."
 
 
-def _evicted(evicted: float | None, preempted: float | None) -> list[Evidence]:
+def _evicted(evicted: float | None, preempted: float | None, *, doubted: bool) -> list[Evidence]:
     found = []
     if evicted is not None:
         found.append(
@@ -267,7 +278,7 @@ def _evicted(evicted: float | None, preempted: float | None) -> list[Evidence]:
     if preempted:
         text = f"the engine itself counted {count(preempted)} preemptions in 60 s"
         found.append(measured(text, "engine_preemptions_total", preempted))
-    elif preempted is not None:
+    elif preempted is not None and not doubted:
         text = (
             "the engine's own counter of preemptions has not moved yet; it counts one when its victim runs again, "
             "10 to 20 s later or never within a storm"
@@ -276,12 +287,33 @@ def _evicted(evicted: float | None, preempted: float | None) -> list[Evidence]:
     return found
 
 
+def _doubtful(subject: Subject) -> Evidence | None:
+    """Return why evictions are in doubt: the engine counts its preemptions, had time to, and counted none."""
+    versions = [
+        parse_version(dict(labels).get("version", ""))
+        for labels, _ in subject.context.samples(subject.select("engine_info", SERVER_SCOPE))
+    ]
+    known = [version for version in versions if version is not None and version >= COUNTS_SINCE]
+    before = subject.ask(f"increase({subject.select('engine_evictions_total')}[1m] offset {DOUBT_AFTER})")
+    if not known or not before or subject.over("increase", "engine_preemptions_total", "2m") != 0:
+        return None
+    text = (
+        f"not separated from clients that time out and send again: vLLM {show_version(known[0])} counts a preemption "
+        f"when its victim runs again, and has counted none although more than {DOUBT_AFTER[:-1]} s have passed. "
+        "vllm:num_preemptions_total that moves would tell, or aborted requests in the log of the gateway or the clients"
+    )
+    return measured(text, "engine_preemptions_total", 0.0)
+
+
 def _not_clients(subject: Subject) -> list[Evidence]:
-    """Say that clients which went away do not look like this: they leave no queue behind."""
+    """Say that clients which went away do not look like this: they leave no queue behind, or their place is filled."""
     ended = subject.total("increase", "engine_requests_finished_total", "1m")
     if ended is None:
         return []
-    text = f"requests that ended ({count(ended)} in 60 s) and clients that went away: neither puts one into the queue"
+    text = (
+        f"requests that ended ({count(ended)} in 60 s) and clients that went away: neither puts one into the queue, "
+        "and the place of a client that sends again is filled at once; these stayed empty for 2 s or more"
+    )
     return [excluded(text, "engine_requests_finished_total", ended)]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.context import SERVER_SCOPE
+from gpuwatch.diagnosis.context import GPU_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured
 from gpuwatch.diagnosis.finding import Advice
+from gpuwatch.diagnosis.gpus import known_uuid
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
@@ -28,6 +29,34 @@ DEATHS = (
 )
 """Log events that explain an engine which no longer answers, nearest to the root first."""
 STALLS = ("nccl_timeout", "sglang_watchdog", "rpc_timeout", "shm_broadcast_stall", "nccl_error", "xid")
+
+
+FLAPPING = "GpuwatchSourceFlapping"
+"""The rule that fires on a source that answers now and then; it may fail at this very moment."""
+GPU_STATES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "resetting": (
+        "needs a reset: the driver refuses calls to it until then, and what runs on it will fail",
+        (
+            "drain it: stop what uses it, then reset it (nvidia-smi --gpu-reset -i {gpu}) or reboot the machine",
+            "read dmesg for the Xid before it, which says why",
+        ),
+    ),
+    "no_permission": (
+        "may not be read by this user or container, so that nothing is known about its health",
+        (
+            "in a container: start it with this GPU (--gpus all); for MIG with NVIDIA_MIG_MONITOR_DEVICES=all",
+            "on the host: see who may read /dev/nvidia{gpu} and /dev/nvidiactl",
+        ),
+    ),
+    "failed": (
+        "answers no call: every one fails with an error of the driver, so that nothing is known about its health",
+        (
+            "see what nvidia-smi -i {gpu} says, and read dmesg for an Xid or a failed start of the driver",
+            "if it stays so: drain the machine, reset the card or reload the driver",
+        ),
+    ),
+}
+"""By state of a GPU that is neither fine nor lost nor hung: what it means, and what helps."""
 
 
 def engine_down(subject: Subject) -> Verdict:
@@ -100,7 +129,9 @@ def engine_stalled(subject: Subject) -> Verdict:
 
 
 def source_degraded(subject: Subject) -> Verdict:
-    """Explain a source that fails. The reason itself is in the state of the source."""
+    """Explain a source that fails, or a GPU without readings. The reason itself is in the state of the source."""
+    if "uuid" in subject.labels:
+        return _unreadable_gpu(subject)
     source, target = subject.labels.get("source", ""), subject.labels.get("target", "")
     age = subject.now("source_age_seconds", SOURCE_SCOPE)
     failures = subject.over("increase", "source_failures_total", "5m", SOURCE_SCOPE)
@@ -116,14 +147,37 @@ def source_degraded(subject: Subject) -> Verdict:
         evidence.append(measured(text, "source_failures_total", failures))
     if not evidence:
         return Unknown("the state of the source")
-    down = subject.now("source_up", SOURCE_SCOPE) == 0
-    cause = f"{source} {target} " + ("can no longer be read" if down else "answers only now and then")
-    cause += ": what it showed is old, and rules that need it cannot judge."
+    down = subject.now("source_up", SOURCE_SCOPE) == 0 and subject.alert != FLAPPING
+    if down:
+        cause = f"{source} {target} can no longer be read: what it showed is old, and rules that need it cannot judge."
+    else:
+        cause = f"{source} {target} answers only now and then: its series have gaps, and rules that need it judge late."
     took = subject.over("max_over_time", "source_poll_seconds", "2m", SOURCE_SCOPE)
     if not down and took is not None and took > 1:
         evidence.append(measured(f"a poll took up to {took:.1f} s", "source_poll_seconds", took, "seconds"))
     return Explanation(
         cause, 0.9, tuple(evidence), (Advice("run gpuwatch doctor: it says what is missing and how to fix it"),)
+    )
+
+
+def _unreadable_gpu(subject: Subject) -> Verdict:
+    """Explain a GPU that is there and gives no or not all readings."""
+    state = subject.labels.get("state", "")
+    gpu, uuid = subject.labels.get("gpu", ""), subject.labels.get("uuid", "")
+    if state not in GPU_STATES or subject.now("gpu_state", GPU_SCOPE, state=state) is None:
+        return Unknown("the state of the GPU")
+    meaning, advice = GPU_STATES[state]
+    evidence = [measured(f"the driver's answers put GPU {gpu} in the state {state}", "gpu_state", 1.0)]
+    fine = [1 for _, value in subject.context.samples(subject.select("gpu_state", ("host",), state="ok")) if value == 1]
+    if fine:
+        evidence.append(measured(f"GPUs that are read: {len(fine)}", "gpu_state", float(len(fine))))
+    evidence += [logged(event) for event in subject.events("xid", "gpu_lost", "ecc_error", seconds=900)[-2:]]
+    index = gpu.partition(":")[0]
+    return Explanation(
+        f"GPU {gpu}{known_uuid(uuid)} {meaning}.",
+        0.95,
+        tuple(evidence),
+        tuple(Advice(text.replace("{gpu}", index)) for text in advice),
     )
 
 

@@ -107,7 +107,7 @@ DIAGNOSES: dict[str, Diagnosis] = {
             "warning",
             "A source of measurements fails",
             observation.source_degraded,
-            observation.SOURCE_SCOPE,
+            (*observation.SOURCE_SCOPE, "uuid"),
         ),
     )
 }

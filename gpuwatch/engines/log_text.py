@@ -51,10 +51,40 @@ _BODIES = (
         r".*",
         re.DOTALL,
     ),
+    # The same under more general names, where quotes or braces show that it is data and not code.
+    re.compile(
+        r"(?P<keep>\\*['\"](?:content|text|query|question|inputs?|messages?|instructions?|documents?|prompts?|completion)"
+        r"\\*['\"]\s*[:=]\s*)(?=[bru]?\\*['\"\[{(]).*",
+        re.DOTALL,
+    ),
+    re.compile(
+        r"(?P<keep>(?<![\w.#-])(?:content|text|query|question|inputs?|messages?|instructions?|prompts?|completion)"
+        r"\s*[:=]\s*)(?=[bru]?\\*['\"\u201c]).*",
+        re.DOTALL | re.IGNORECASE,
+    ),
+    # Without quotes: a number or a name that is passed on is no text of a request.
+    re.compile(
+        r"(?P<keep>(?<![\w.#-])(?P<name>prompts?|question|completion)(?:\s*:\s+|=))"
+        r"(?!(?:None|True|False|null|-?\d[\d.,]*|(?P=name)|self\.\S*)\s*(?:[,;)\]}]|$)|<redacted>)\S.*",
+        re.DOTALL | re.IGNORECASE,
+    ),
+    re.compile(
+        r"(?P<keep>(?:^|[\])] |\b(?:DEBUG|INFO|WARNING|ERROR):? +)(?:input|query|text|content|user|human|assistant): +)"
+        r"(?!-?\d[\d.,]*\s*$|<redacted>)\S.*",
+        re.DOTALL | re.IGNORECASE,
+    ),
 )
 _BODY_WORDS = re.compile(
-    r"Received request|Generated response|Request \S|Receive:|Finish:|Dumping |prompt|_ids|messages|_text|outputs?['\"]?\s*[:=]"
-    r"|completion['\"]?\s*[:=]|input_value"
+    r"received request|generated response|request \S|receive:|finish:|dumping |prompt|_ids|message|text|outputs?['\"]?\s*[:=]"
+    r"|completion|input|content|query|question|instruction|document|user:|human:|assistant:",
+    re.IGNORECASE,
+)
+# Of a request line the path stays; a query may be what somebody typed.
+_QUERIES = (
+    re.compile(r"(?P<keep>\"(?:GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS) [^\s\"?]*\?)[^\"]*?(?= HTTP/\d|\"|$)"),
+    re.compile(
+        r"(?P<keep>[?&](?:q|query|prompt|text|input|question|messages?|content|search)=)[^&\s\"']+", re.IGNORECASE
+    ),
 )
 
 _KEY_NAME = (
@@ -87,14 +117,43 @@ _SECRET_WORDS = re.compile(
 def redact(text: str) -> str:
     """Cut prompts, answers, API keys, tokens and passwords out of a cleaned line; everything else stays as it is.
 
-    Bodies of requests go from their first field to the end of the line. Of a secret the name stays.
+    Bodies of requests go from their first field to the end of the line, queries of addresses as a whole. Of a secret
+    the name stays.
     """
     if _BODY_WORDS.search(text) is not None:
         for body in _BODIES:
             text = body.sub(
                 lambda found: found["keep"] + (" " if found["keep"][-1:] in ":)" else "") + CUT, text, count=1
             )
+    if "?" in text:
+        for query in _QUERIES:
+            text = query.sub(lambda found: found["keep"] + CUT, text)
     if _SECRET_WORDS.search(text) is not None:
         for secret in _SECRETS:
             text = secret.sub(lambda found: found["keep"] + CUT, text)
     return text
+
+
+_BRACKETS = re.compile(r"\\.|['\"\[{()}\]]")
+
+
+def leaves_open(text: str) -> bool:
+    """Return whether a cleaned line holds the body of a request that goes on in the next line.
+
+    It does when a quote or a bracket of it is not closed, and when it has none that would say where it ends.
+    """
+    if _BODY_WORDS.search(text) is None:
+        return False
+    starts = [found.end("keep") for body in _BODIES if (found := body.search(text)) is not None]
+    if not starts:
+        return False
+    quote, depth, marks = "", 0, 0
+    for found in _BRACKETS.finditer(text, min(starts)):
+        mark = found.group()
+        if quote:
+            quote = "" if mark == quote else quote
+        elif mark in ("'", '"'):
+            quote, marks = mark, marks + 1
+        elif len(mark) == 1:
+            depth, marks = depth + (1 if mark in "[{(" else -1), marks + 1
+    return bool(quote) or depth > 0 or not marks

@@ -14,6 +14,8 @@ Page series that become one of ours are folded:
 
 from __future__ import annotations
 
+import contextlib
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
     from gpuwatch.engines.metric import EngineMetric
     from gpuwatch.model import Labels
 
-MAX_SERIES = 20_000
-"""Series of one target that are kept; a page of 32 ranks has about 14,000."""
+MAX_SERIES = 15_000
+"""Series of one page that are kept. A rank of vLLM has about 440, of which 60 are not buckets of histograms."""
 
 _PARALLEL = ("tp_rank", "pp_rank", "moe_ep_rank")
 _FOLDED = frozenset(
@@ -43,7 +45,7 @@ _REPLICA_FIRST = ("ReplicaId", "server", "pod", "instance", "engine_type")
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A value that is computed at each scrape from others; `function` returns None or NaN for "absent"."""
+    """A value that is computed at each scrape from others; `function` returns None or NaN for "absent", or raises."""
 
     slot: int
     inputs: tuple[int, ...]
@@ -79,14 +81,14 @@ class Plan:
         """
         out = self._template.copy()
         gauges, folded = len(self._maximum_starts), len(self._factor)
-        if gauges:
-            out[:gauges] = np.fmax.reduceat(values[self._maximum], self._maximum_starts)
-        if folded > gauges:
-            out[gauges:folded] = np.add.reduceat(values[self._total], self._total_starts)
-        out[:folded] = out[:folded] * self._factor + self._offset
+        with np.errstate(all="ignore"):  # a page may hold any number; what overflows is absent
+            if gauges:
+                out[:gauges] = np.fmax.reduceat(values[self._maximum], self._maximum_starts)
+            if folded > gauges:
+                out[gauges:folded] = np.add.reduceat(values[self._total], self._total_starts)
+            out[:folded] = out[:folded] * self._factor + self._offset
         for formula in self._formulas:
-            value = formula.function(*[float(out[slot]) for slot in formula.inputs])
-            out[formula.slot] = np.nan if value is None else value
+            out[formula.slot] = _computed(formula.function, [float(out[slot]) for slot in formula.inputs])
         shown = out[self._export]
         good = np.isfinite(shown) & (shown >= 0)
         if good.all():
@@ -160,10 +162,11 @@ class PlanBuilder:
         return key in self._folded or key in self._tail
 
     def constant(self, target: str, of: dict[str, str], value: float | None, **extra: str) -> None:
-        """Add a series that does not change between scrapes, unless it exists or `value` is None."""
+        """Add a series that does not change between scrapes, unless it exists or `value` is None or no float."""
         key = series(target, **of, **extra)
         if value is not None and key not in self._folded and key not in self._tail:
-            self._tail[key] = ((), float(value))
+            with contextlib.suppress(OverflowError):
+                self._tail[key] = ((), float(value))
 
     def formula(
         self,
@@ -206,7 +209,7 @@ class PlanBuilder:
             else:
                 template[slot[key]] = function
         shown = [key for key in order if not dict(key)[NAME].startswith("~")]
-        kept = shown[:MAX_SERIES]
+        kept = shown if len(shown) <= MAX_SERIES else _first_engines(shown, MAX_SERIES)
         return Plan(
             keys=tuple(kept),
             counters=frozenset(key for key in kept if key in totals and totals[key].row.kind != "gauge"),
@@ -256,6 +259,39 @@ class PlanBuilder:
             return family, family
         bucket = {"le": labels.get("le", "")} if suffix == "_bucket" else {}
         return family, series(row.target + suffix, **of, **extra, **bucket)
+
+
+def _first_engines(keys: Sequence[Labels], limit: int) -> list[Labels]:
+    """Return at most `limit` of `keys`, in their order: whole parts of the first models and ranks.
+
+    What belongs to the server comes first, then everything but the buckets of histograms, model by model and rank by
+    rank, then the buckets in the same order. Only where the very first part is over the limit is it cut.
+    """
+    plain: dict[tuple[str, str], list[Labels]] = {("", ""): []}
+    buckets: dict[tuple[str, str], list[Labels]] = {}
+    for key in keys:
+        pairs = dict(key)
+        part = buckets if "le" in pairs else plain
+        part.setdefault((pairs.get("model_name", ""), pairs.get("dp_rank", "")), []).append(key)
+    chosen: set[Labels] = set()
+    for parts in (plain, buckets):
+        for series_of_one in parts.values():
+            left = limit - len(chosen)
+            if len(series_of_one) > left and chosen:
+                break
+            chosen.update(series_of_one[:left])
+    return [key for key in keys if key in chosen]
+
+
+def _computed(function: Callable[..., float | None], inputs: Sequence[float]) -> float:
+    """Return what a formula makes of its inputs, NaN where one is no reading or the formula cannot use them."""
+    if not all(math.isfinite(value) and value >= 0 for value in inputs):
+        return math.nan
+    try:
+        value = function(*inputs)
+        return math.nan if value is None else float(value)
+    except (ArithmeticError, ValueError, TypeError, LookupError):
+        return math.nan
 
 
 def _adds_up(row: EngineMetric) -> bool:

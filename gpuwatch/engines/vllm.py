@@ -130,12 +130,14 @@ def cache_config(labels: dict[str, str], ranks: int) -> CacheConfig:
 
 
 def free_tokens(usage: float, config: CacheConfig, *, null_block: bool) -> float | None:
-    """Return the free KV tokens of a rank at `usage` (0 to 1), or None where the size of its pool is unknown.
+    """Return the free KV tokens of a rank at `usage` (0 to 1).
+
+    None where the size of its pool is unknown, or `usage` is not a number.
 
     vLLM computes usage as 1 - free / (blocks - 1) where the null block is left out (`NULL_BLOCK_SINCE`), before as
     1 - free / blocks. Where tokens are not blocks times block size (hybrid models) the share is taken of the tokens.
     """
-    if config.tokens is None:
+    if config.tokens is None or not math.isfinite(usage):
         return None
     blocks, size = config.blocks, config.block_size
     if blocks is None or size is None or blocks * size != config.tokens:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 DISCOVERY_SECONDS = 10.0
 SLOW_SECONDS = 5.0
 """Interval of the figures of gpuwatch itself."""
+PHASES = (0.0, 0.02, 0.04, 0.06, 0.08, 0.1)
+"""When in an interval the sources are polled, as shares of it, in turn: close together, and not all at once."""
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,9 @@ class Collector:
         self._nvml = NvmlSource(self._host, clock, self._processes, timing=Timing(interval=config.interval))
         self._engines = [EngineSource(engine_target(engine), self._host, clock) for engine in config.engines]
         self._servers = [source.engine.server for source in self._engines]
+        for server in self._servers:
+            if self._servers.count(server) > 1:
+                raise ConfigError(f"{server} is named more than once: one address is one engine")
 
     @property
     def looked_for(self) -> tuple[tuple[str, str], ...]:
@@ -112,7 +117,9 @@ class Collector:
 
     def _add(self, source: Source, interval: float) -> None:
         if source.target not in self._runners:
-            runner = self._runners[source.target] = SourceRunner(source, interval, self._clock)
+            runner = self._runners[source.target] = SourceRunner(
+                source, interval, self._clock, PHASES[len(self._runners) % len(PHASES)]
+            )
             runner.start()
 
     def _add_log(self, spec: str, server: str) -> None:

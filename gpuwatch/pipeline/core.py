@@ -12,6 +12,7 @@ from gpuwatch.alerts.engine import RuleEngine
 from gpuwatch.alerts.rulefile import AlertRule
 from gpuwatch.diagnosis.context import Context, Facts
 from gpuwatch.diagnosis.explain import Memory, explain
+from gpuwatch.diagnosis.finding import NotEnough
 from gpuwatch.model import Batch, series
 from gpuwatch.pipeline.config_series import ConfigSeries
 from gpuwatch.pipeline.health import Health
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from gpuwatch.alerts.engine import Evaluation, RuleState
     from gpuwatch.alerts.rulefile import RuleSet
-    from gpuwatch.diagnosis.finding import Finding, NotEnough
+    from gpuwatch.diagnosis.finding import Finding
     from gpuwatch.model import Absence, LogEvent, LogLine
     from gpuwatch.recording import Writer
     from gpuwatch.snapshot import Mode, SourceState
@@ -110,6 +111,7 @@ class Pipeline:
         self._failures = list(map(float, failures.values()))
         context = Context(self.querier, time, self.facts, tuple(self._events))
         findings, not_enough = explain(evaluation, context, self._said)
+        not_enough += tuple(NotEnough(error.rule, f"the rule fails: {error}") for error in evaluation.errors)
         self._took = _time.perf_counter() - begun
         result = TickResult(time, evaluation, findings, not_enough)
         self._past.append(result)
@@ -142,7 +144,12 @@ class Pipeline:
             facts=self.facts.all(),
             recording=recording,
             looked_for=looked_for,
+            problems=self.problems(result),
         )
+
+    def problems(self, result: TickResult) -> tuple[str, ...]:
+        """Return the rule files that were refused and the rules that failed at the tick `result`, a line each."""
+        return tuple(str(problem) for problem in (*self.rules.problems, *result.evaluation.errors))
 
     def answers(self, time: int) -> dict[str, Answer]:
         """Answer every query of the catalogue at `time` (milliseconds)."""

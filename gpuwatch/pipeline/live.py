@@ -12,6 +12,7 @@ from gpuwatch.alerts.rulefile import load, shipped_paths
 from gpuwatch.pipeline.collect import Collector
 from gpuwatch.pipeline.core import Pipeline, Settings
 from gpuwatch.pipeline.feed import Questions, Subscribers
+from gpuwatch.pipeline.runner import until_next
 from gpuwatch.recording import Header, Writer
 from gpuwatch.snapshot import Recording
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 2.0
+TICK_PHASE = 0.25
+"""When the tick comes, as a share of an interval: sources are polled at its beginning, most answer by then."""
 
 
 def load_rules(config: Config) -> RuleSet:
@@ -64,6 +67,7 @@ class Live:
     def stop(self) -> None:
         """Stop; waits at most two seconds, never for a source that hangs."""
         self._stop.set()
+        self.questions.put(lambda: None)  # wakes the thread
         self._collector.stop()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
@@ -94,6 +98,11 @@ class Live:
         self._writer = Writer(path, header)
         return path
 
+    @property
+    def recording_error(self) -> str:
+        """Why the recording stopped by itself, or the empty string."""
+        return self._writer.error if self._writer is not None else ""
+
     def stop_recording(self) -> None:
         """End the recording, if there is one."""
         writer, self._writer = self._writer, None
@@ -105,11 +114,11 @@ class Live:
         while not self._stop.is_set():
             wait = next_tick - self.clock.monotonic()
             if wait > 0:
-                self.questions.answer_for(min(wait, 0.25))
+                self.questions.answer_for(wait)
                 continue
-            behind = self.clock.monotonic() - next_tick
-            next_tick += self.config.interval * (1 + behind // self.config.interval)
             self._tick()
+            now = self.clock.monotonic()
+            next_tick = now + until_next(now, self.config.interval, TICK_PHASE)
 
     def _tick(self) -> None:
         try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.pipeline.core import Pipeline, Settings
 from gpuwatch.pipeline.feed import Questions, Subscribers
 from gpuwatch.recording import Reader
-from gpuwatch.snapshot import Recording
+from gpuwatch.snapshot import Recording, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from gpuwatch.alerts.rulefile import RuleSet
     from gpuwatch.clock import Clock
     from gpuwatch.pipeline.core import TickResult
-    from gpuwatch.snapshot import Mode, Snapshot
+    from gpuwatch.snapshot import Mode
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +62,12 @@ class Replay:
         self._endless = endless
         self._paused = False
         self._rule_readings = False
-        self._header = Reader(path).header
+        reader = Reader(path)
+        reader.close()
+        self._header = reader.header
         self._length = 0.0
         self._pipeline: Pipeline | None = None
+        self._last: TickResult | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
 
@@ -105,8 +109,9 @@ class Replay:
     def _run(self) -> None:
         self._length = self._measure()
         while not self._stop.is_set():
-            self._play_once()
-            if not self._endless:
+            cut = self._play_once()
+            if self._last is None or not self._endless:
+                self._end(cut)
                 break
         while not self._stop.is_set():
             self.questions.answer_for(0.25)
@@ -115,19 +120,42 @@ class Replay:
         times = [tick.time for tick in Reader(self.path).ticks()]
         return (times[-1] - times[0]) / 1000 if times else 0.0
 
-    def _play_once(self) -> None:
+    def _end(self, cut: str) -> None:
+        """Say that nothing follows, and why where the recording is damaged."""
+        if self._stop.is_set():
+            return
+        position = Recording(self.path, error=cut, position=self._length, length=self._length, ended=True)
+        if self._last is not None and self._pipeline is not None:
+            last = self._pipeline.snapshot(self._last, rules=self._rule_readings, recording=position)
+        else:
+            error = f"holds no complete tick{': ' if cut else ''}{cut.removeprefix(f'{self.path}: ')}"
+            made = self._header.created
+            last = Snapshot(
+                made,
+                made,
+                self._header.host,
+                self.mode,
+                self._header.interval,
+                recording=replace(position, error=error),
+            )
+        self.subscribers.publish(last)
+
+    def _play_once(self) -> str:
+        """Play from the start to the end; return why the recording is cut, if it is."""
         first = last = 0
-        for tick in Reader(self.path).ticks():
+        reader = Reader(self.path)
+        for tick in reader.ticks():
             if self._pipeline is None or not first:
                 settings = Settings(self._header.host, self.mode, self._header.interval, HISTORY_MS)
                 self._pipeline = Pipeline(settings, self.rules, tick.time)
                 first = last = tick.time
             self._wait((tick.time - last) / 1000)
             if self._stop.is_set():
-                return
+                reader.close()
+                return ""
             last = tick.time
             try:
-                result = self._pipeline.tick(tick.time, tick.batches)
+                result = self._last = self._pipeline.tick(tick.time, tick.batches)
                 position = Recording(self.path, position=(tick.time - first) / 1000, length=self._length)
                 if self.subscribers:
                     self.subscribers.publish(
@@ -135,6 +163,7 @@ class Replay:
                     )
             except Exception:
                 log.exception("a tick failed")
+        return reader.cut
 
     def _wait(self, seconds: float) -> None:
         """Let the recorded `seconds` pass at the present speed, answering questions meanwhile."""

@@ -16,15 +16,29 @@ if TYPE_CHECKING:
 KEPT = 30
 """Batches that are kept while nobody takes them; older ones are dropped."""
 
+TOO_SOON = 0.1
+"""Share of an interval: a poll is left out where less than this has passed since the one before."""
+
 log = logging.getLogger(__name__)
 
 
-class SourceRunner:
-    """Polls `source` every `interval` seconds, aligned to multiples of it, until `stop`."""
+def until_next(now: float, interval: float, phase: float = 0.0) -> float:
+    """Return the seconds from `now` (monotonic) to the next multiple of `interval`, plus `phase` of an interval.
 
-    def __init__(self, source: Source, interval: float, clock: Clock) -> None:
+    All sources are polled at the same moment and the pipeline comes shortly after it, so that a tick sees one and the
+    same second of everything, and the processor wakes up once.
+    """
+    wait = interval - (now - phase * interval) % interval
+    return wait if wait >= TOO_SOON * interval else wait + interval
+
+
+class SourceRunner:
+    """Polls `source` every `interval` seconds, at multiples of it, until `stop`."""
+
+    def __init__(self, source: Source, interval: float, clock: Clock, phase: float = 0.0) -> None:
         self.source = source
         self._interval = interval
+        self._phase = phase
         self._clock = clock
         self._stop = threading.Event()
         self._batches: deque[Batch] = deque(maxlen=KEPT)
@@ -47,16 +61,17 @@ class SourceRunner:
         self.source.close()
 
     def _run(self) -> None:
+        logged = ""
         while not self._stop.is_set():
-            started = self._clock.monotonic()
             try:
                 batch = self.source.poll()
             except Exception as error:
                 if self._stop.is_set():
                     return
-                log.exception("source %s failed", self.source.target)
                 detail = f"internal error: {type(error).__name__}: {error}"
+                if detail != logged:
+                    log.exception("source %s failed", self.source.target)
+                    logged = detail
                 batch = Batch(self.source.target, self._clock.now(), up=False, reason=Reason.FAILED, detail=detail)
             self._batches.append(batch)
-            took = self._clock.monotonic() - started
-            self._clock.wait(self._stop, max(0.02, self._interval - took % self._interval))
+            self._clock.wait(self._stop, until_next(self._clock.monotonic(), self._interval, self._phase))

@@ -3,23 +3,71 @@
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import requests
 import urllib3
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from gpuwatch.promql.values import PromQLError, RangeSeries, Vector
-from gpuwatch.sources.engine.http import Deadline, explain_failure, show_url, watch_connections
+from gpuwatch.sources.engine.deadline import Deadline
+from gpuwatch.sources.engine.http import explain_failure, show_url
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator, Mapping
 
     from gpuwatch.model import Labels
 
 _LONGEST_MESSAGE = 300
 _MOST_BYTES = 64 * 1024 * 1024
+
+# Damaged headers are our answer's business; urllib3 would also print them, with a traceback, over the screen.
+logging.getLogger("urllib3").setLevel(logging.ERROR)
+
+
+def _pool_classes(deadline: Deadline) -> dict[str, type[HTTPConnectionPool]]:
+    """Return urllib3 pools whose connections report their sockets to `deadline`."""
+
+    class Plain(HTTPConnection):
+        def _new_conn(self) -> socket.socket:
+            connection = super()._new_conn()
+            deadline.watch(connection)
+            return connection
+
+    class Secure(HTTPSConnection):
+        def _new_conn(self) -> socket.socket:
+            connection = super()._new_conn()
+            deadline.watch(connection)
+            return connection
+
+    class PlainPool(HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class SecurePool(HTTPSConnectionPool):
+        ConnectionCls = Secure
+
+    return {"http": PlainPool, "https": SecurePool}
+
+
+class _Adapter(HTTPAdapter):
+    def __init__(self, deadline: Deadline) -> None:
+        self._classes = _pool_classes(deadline)
+        super().__init__(pool_connections=2, pool_maxsize=1, max_retries=0)
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs)
+        self.poolmanager.pool_classes_by_scheme = self._classes
+
+    def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
+        manager = super().proxy_manager_for(*args, **kwargs)
+        manager.pool_classes_by_scheme = self._classes
+        return manager
 
 
 class RemoteQuerier:
@@ -46,7 +94,8 @@ class RemoteQuerier:
         self._session = requests.Session()
         self._session.headers.update(headers or {})
         self._session.verify = verify
-        watch_connections(self._session, self._deadline)
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, _Adapter(self._deadline))
 
     def instant(self, expr: str, time: int) -> Vector:
         """Evaluate `expr` at `time` (milliseconds).

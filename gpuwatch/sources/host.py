@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from gpuwatch.model import Absence, Batch, Labels, Reason, series
-from gpuwatch.sources.host_cgroup import read_limits
+from gpuwatch.sources.host_cgroup import Limits, read_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 SLOW_SECONDS = 10.0
 """How often what hardly changes (limits, devices) is read."""
+
+REMEMBERED_SECONDS = 900.0
+"""How long the processes of an engine that is no longer found are reported: 0 of them once they have ended."""
 
 _NVIDIA = "0x10de"
 _DISPLAY_CLASS = "0x03"
@@ -55,6 +58,30 @@ def busy_ratio(before: Sequence[float], after: Sequence[float], idle: Iterable[i
     return min(1.0, max(0.0, 1.0 - sum(deltas[i] for i in idle) / total))
 
 
+_MEMORY = ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
+
+
+def read_memory(path: str = "/proc/meminfo") -> tuple[float, float, float, float]:
+    """Return (total, available, swap total, swap used) in bytes.
+
+    One read of Linux' own file; psutil reads three, and is asked where that file is missing or says impossible things.
+    """
+    found: dict[str, float] = {}
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:  # noqa: PTH123  # read every second
+            for line in file:
+                name, _, rest = line.partition(":")
+                if name in _MEMORY:
+                    found[name] = float(rest.split()[0]) * 1024
+        total, available, swap, free = (found[name] for name in _MEMORY)
+    except (OSError, KeyError, ValueError, IndexError):
+        total, available, swap, free = 0.0, 1.0, 0.0, 0.0
+    if available <= total and free <= swap:
+        return total, available, swap, swap - free
+    memory, swapped = psutil.virtual_memory(), psutil.swap_memory()
+    return float(memory.total), float(memory.available), float(swapped.total), float(swapped.used)
+
+
 @dataclass(frozen=True, slots=True)
 class _Usage:
     created: float
@@ -68,17 +95,30 @@ class EngineUsage:
         self._alive: dict[int, _Usage] = {}
         self._ended = 0.0
 
-    def read(self, pids: Iterable[int]) -> tuple[float, float, int]:
-        """Return (CPU seconds, resident bytes, number of processes)."""
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that existed at the last reading."""
+        return tuple(self._alive)
+
+    def read(self, pids: Iterable[int], *, known: bool = False) -> tuple[float, float, int]:
+        """Return (CPU seconds, resident bytes, number of processes).
+
+        A process that has ended and was not collected by its parent does not count. With `known` a process counts only
+        if it is the same as at the last reading: ids are used again.
+        """
         alive: dict[int, _Usage] = {}
         resident = 0.0
         for pid in pids:
             try:
                 process = psutil.Process(pid)
                 with process.oneshot():
-                    times = process.cpu_times()
+                    times, created = process.cpu_times(), process.create_time()
+                    before = self._alive.get(pid)
+                    other = known and (before is None or before.created != created)
+                    if other or process.status() == psutil.STATUS_ZOMBIE:
+                        continue
                     resident += process.memory_info().rss
-                    alive[pid] = _Usage(process.create_time(), times.user + times.system)
+                    alive[pid] = _Usage(created, times.user + times.system)
             except psutil.Error:  # each process may end on its own
                 continue
         for pid, usage in self._alive.items():
@@ -112,7 +152,9 @@ class HostSource:
         self._times: tuple[float, ...] | None = None
         self._slow: dict[str, float] = {}
         self._slow_at: float | None = None
+        self._group = Limits()
         self._usage: dict[str, EngineUsage] = {}
+        self._found: dict[str, tuple[EngineProcess, float]] = {}
         self._labels: dict[tuple[str, ...], Labels] = {}
         self._keys: tuple[Labels, ...] = ()
         self._absent: dict[str, str] = {}
@@ -124,8 +166,7 @@ class HostSource:
         values: dict[Labels, float] = {}
         for name, value in {**self._cpu(), **self._memory(), **self._shm(), **self._limits(begin)}.items():
             values[self._key(name)] = value
-        for engine in self._engines():
-            values.update(self._engine(engine))
+        values.update(self._processes(begin))
         keys = tuple(values)
         if keys != self._keys:
             self._keys = keys
@@ -164,12 +205,12 @@ class HostSource:
         return values
 
     def _memory(self) -> dict[str, float]:
-        memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+        total, available, swap_total, swap_used = read_memory()
         return {
-            "gpuwatch_host_memory_total_bytes": float(memory.total),
-            "gpuwatch_host_memory_available_bytes": float(memory.available),
-            "gpuwatch_host_swap_total_bytes": float(swap.total),
-            "gpuwatch_host_swap_used_bytes": float(swap.used),
+            "gpuwatch_host_memory_total_bytes": total,
+            "gpuwatch_host_memory_available_bytes": available,
+            "gpuwatch_host_swap_total_bytes": swap_total,
+            "gpuwatch_host_swap_used_bytes": swap_used,
         }
 
     def _shm(self) -> dict[str, float]:
@@ -185,21 +226,39 @@ class HostSource:
         }
 
     def _limits(self, now: float) -> dict[str, float]:
-        if self._slow_at is None or now - self._slow_at >= SLOW_SECONDS:
+        due = self._slow_at is None or now - self._slow_at >= SLOW_SECONDS
+        if due or self._group.memory_limit is not None:  # memory in use is reported beside a limit only
+            self._group = read_limits(self._root)
+        if due:
             self._slow_at = now
             devices = nvidia_devices(self._root)
             self._slow = {} if devices is None else {"gpuwatch_host_nvidia_devices": float(devices)}
-        limits = read_limits(self._root)
         found = {
-            "gpuwatch_host_cgroup_memory_limit_bytes": limits.memory_limit,
-            "gpuwatch_host_cgroup_memory_used_bytes": limits.memory_used,
-            "gpuwatch_host_cpu_quota_cores": limits.cpu_cores,
+            "gpuwatch_host_cgroup_memory_limit_bytes": self._group.memory_limit,
+            "gpuwatch_host_cgroup_memory_used_bytes": self._group.memory_used,
+            "gpuwatch_host_cpu_quota_cores": self._group.cpu_cores,
         }
         return {**self._slow, **{name: value for name, value in found.items() if value is not None}}
 
-    def _engine(self, engine: EngineProcess) -> dict[Labels, float]:
+    def _processes(self, now: float) -> dict[Labels, float]:
+        """Return the figures of the engines that are found, and of those that were and have ended: none is 0."""
+        values: dict[Labels, float] = {}
+        found = {engine.server: (engine, now) for engine in self._engines()}
+        remembered = {
+            server: (engine, seen)
+            for server, (engine, seen) in self._found.items()
+            if server not in found and now - seen < REMEMBERED_SECONDS
+        }
+        for engine, _ in found.values():
+            values.update(self._engine(engine, sorted({engine.root_pid, *engine.pids})))
+        for server, (engine, _) in remembered.items():
+            values.update(self._engine(engine, self._usage[server].pids, known=True))
+        self._found = {**found, **remembered}
+        return values
+
+    def _engine(self, engine: EngineProcess, pids: Sequence[int], *, known: bool = False) -> dict[Labels, float]:
         usage = self._usage.setdefault(engine.server, EngineUsage())
-        cpu, resident, count = usage.read(sorted({engine.root_pid, *engine.pids}))
+        cpu, resident, count = usage.read(pids, known=known)
         labels = {"server": engine.server, "engine_kind": engine.engine_kind}
         return {
             self._key("gpuwatch_engine_process_cpu_seconds_total", **labels): cpu,

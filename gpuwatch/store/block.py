@@ -24,6 +24,9 @@ HOLE_BITS = np.uint64(0x7FF0000000000003)
 _SLACK = 8
 """Rows grow by one part in this many."""
 
+_ROOM = 5
+"""Columns beyond the capacity, as one part in this many: the block is moved once per so many writes."""
+
 _MOST_FOUND = 1024
 """Positions that are remembered between two writes."""
 
@@ -31,15 +34,14 @@ _MOST_FOUND = 1024
 class Block:
     """The samples of one target.
 
-    A column is written at two places, half the buffer apart, so that any run of up to `capacity` columns is one
-    contiguous slice of `data` (rows, columns) and `times` (milliseconds). `start` and `stop` bound the columns that
-    are valid. A column is complete: a row that did not get a value in it holds the stale marker if the series has
-    ended, or the hole if it had not begun. A hole therefore never follows a value.
+    `data` (rows, columns) and `times` (milliseconds) have room for more than `capacity` columns; when it is used up,
+    the newest columns move to the front. So any run of columns is one contiguous slice. `start` and `stop` bound the
+    columns that are valid. A column is complete: a row that did not get a value in it holds the stale marker if the
+    series has ended, or the hole if it had not begun. A hole therefore never follows a value.
     """
 
     __slots__ = (
         "_bits",
-        "_count",
         "_direct",
         "_found",
         "_free",
@@ -64,10 +66,10 @@ class Block:
         self.target = target
         self.capacity = capacity
         self.version = 0
-        self.times = np.zeros(2 * capacity, dtype=np.int64)
-        self.data: NDArray[np.float64] = np.empty((0, 2 * capacity))
+        self.times = np.zeros(capacity + max(1, capacity // _ROOM), dtype=np.int64)
+        self.data: NDArray[np.float64] = np.empty((0, len(self.times)))
         self._bits = self.data.view(np.uint64)
-        self.start = self.stop = capacity
+        self.start = self.stop = 0
         self.labels: list[Labels | None] = []
         self.rows: dict[Labels, int] = {}
         self.by_name: dict[str, list[int]] = {}
@@ -75,7 +77,6 @@ class Block:
         self.keys: tuple[Labels, ...] | None = None
         self.refused: frozenset[Labels] = frozenset()
         self._free: list[int] = []
-        self._count = 0
         self._layout: NDArray[np.intp] = np.empty(0, dtype=np.intp)
         self._pick: NDArray[np.intp] | None = None
         self._direct = False
@@ -165,9 +166,7 @@ class Block:
         """Forget every column at or after `time`; return whether there was one."""
         if self.stop == self.start or self.times[self.stop - 1] < time:
             return False
-        keep = self.before(time - 1) - self.start
-        self._count -= len(self) - keep
-        self._move(keep)
+        self.stop = self.before(time - 1)
         self.version += 1
         self._found.clear()
         for row in [row for row, ended in self.ended.items() if ended >= time]:
@@ -206,34 +205,44 @@ class Block:
             self._compact()
 
     def _put(self, time: int, column: NDArray[np.float64]) -> None:
-        at = self._count % self.capacity
-        used = len(column)
-        self.data[:used, at] = column
-        self.data[:used, at + self.capacity] = column
-        self.times[at] = self.times[at + self.capacity] = time
-        self._count += 1
-        self._move(min(len(self) + 1, self.capacity))
+        if self.stop == len(self.times):
+            self._move_to_front()
+        self.data[: len(column), self.stop] = column
+        self.times[self.stop] = time
+        self.stop += 1
+        self.start = max(self.start, self.stop - self.capacity)
         self.version += 1
         self._found.clear()
 
-    def _move(self, length: int) -> None:
-        """Set `start` and `stop` so that the last `length` columns written are valid."""
-        self.stop = (self._count - 1) % self.capacity + 1 + self.capacity
-        self.start = self.stop - length
+    def _move_to_front(self) -> None:
+        """Make room behind the newest columns; the oldest of a full block is left behind."""
+        first = max(self.start, self.stop - self.capacity + 1)
+        kept = self.stop - first
+        for row in self.data[: len(self.labels)]:
+            row[:kept] = row[first : self.stop]
+        self.times[:kept] = self.times[first : self.stop]
+        self.start, self.stop = 0, kept
 
     def _reserve(self, rows: int) -> None:
-        grown = np.empty((rows + rows // _SLACK, 2 * self.capacity))
-        grown[: len(self.labels)] = self.data[: len(self.labels)]
-        self.data = grown
-        self._bits = grown.view(np.uint64)
+        self._rebuild(rows + rows // _SLACK, range(len(self.labels)))
+
+    def _rebuild(self, rows: int, kept: Sequence[int]) -> None:
+        """Take new memory for `rows` rows, and copy the valid columns of the rows `kept` to its front.
+
+        Memory that nobody has written to costs nothing yet, so the other columns are left alone.
+        """
+        data = np.empty((rows, len(self.times)))
+        for new, old in enumerate(kept):
+            data[new, self.start : self.stop] = self.data[old, self.start : self.stop]
+        self.data = data
+        self._bits = data.view(np.uint64)
 
     def _compact(self) -> None:
         """Move the rows together, in the order of their labels."""
         order = sorted(self.rows)
         old = [self.rows[key] for key in order]
         ended = {new: self.ended[row] for new, row in enumerate(old) if row in self.ended}
-        self.data = self.data[old]
-        self._bits = self.data.view(np.uint64)
+        self._rebuild(len(old), old)
         self.labels = list(order)
         self.rows = {key: row for row, key in enumerate(order)}
         self.by_name = {}

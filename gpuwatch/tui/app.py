@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
@@ -17,6 +17,7 @@ from gpuwatch.tui import keys
 from gpuwatch.tui.draw import frame
 from gpuwatch.tui.feed import Actions, Arrived, Done, Mailbox, Recalled
 from gpuwatch.tui.history import History
+from gpuwatch.tui.leave import in_background, on_signals, try_all
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.theme import THEMES, prefers_light
 from gpuwatch.tui.view.model import Model, Quiet
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from textual.app import ComposeResult
     from textual.binding import BindingType
+    from textual.message import Message
 
     from gpuwatch.clock import Clock
     from gpuwatch.snapshot import Snapshot
@@ -81,8 +83,8 @@ class GpuwatchApp(App[None]):
         self._feed = feed
         self._actions = actions or Actions()
         self._clock = clock or SystemClock()
-        self._mailbox = Mailbox(lambda: self.post_message(Arrived()))
-        self._walk = Walk(feed, lambda ticket, snapshot, error: self.post_message(Recalled(ticket, snapshot, error)))
+        self._mailbox = Mailbox(lambda: self._post(Arrived()))
+        self._walk = Walk(feed, lambda ticket, snapshot, error: self._post(Recalled(ticket, snapshot, error)))
         self._unsubscribe: Callable[[], None] | None = None
         self._quiet = Quiet()
         self._newest: Snapshot | None = None
@@ -94,6 +96,15 @@ class GpuwatchApp(App[None]):
         self._notice_until = 0.0
         self._replay_halted = False
         self._speed = 1.0
+
+    def on_load(self) -> None:
+        """Before the terminal is taken over: see to it that it is given back."""
+        on_signals(lambda code: self.exit(return_code=code))
+
+    def _post(self, message: Message) -> None:
+        """Post a message from any thread; one that comes after the end is dropped."""
+        with suppress(RuntimeError):  # the loop is closed
+            self.post_message(message)
 
     def compose(self) -> ComposeResult:
         """Make the frame; views come when they are opened."""
@@ -120,11 +131,9 @@ class GpuwatchApp(App[None]):
         self._unsubscribe = self._feed.subscribe(self._mailbox.put)
 
     def on_unmount(self) -> None:
-        """Leave the feed as it was found."""
-        if self._unsubscribe is not None:
-            self._unsubscribe()
-        if self._view == "rules" and self._actions.set_rule_detail is not None:
-            self._actions.set_rule_detail(False)
+        """Leave the feed as it was found, while it is still there."""
+        set_detail = self._actions.set_rule_detail if self._view == "rules" else None
+        try_all((lambda: set_detail(False)) if set_detail is not None else None, self._unsubscribe)
 
     def on_resize(self) -> None:
         """Draw the frame for the new width."""
@@ -336,16 +345,7 @@ class GpuwatchApp(App[None]):
 
     def _do(self, action: Callable[[], object], done: str) -> None:
         """Run an action in a thread; `done` is said afterwards, with ``{}`` replaced by what it returned."""
-
-        def run() -> None:
-            try:
-                result = action()
-            except Exception as error:  # noqa: BLE001  # an action that fails is said, never fatal to the screen
-                self.post_message(Done(f"that did not work: {error}", failed=True))
-            else:
-                self.post_message(Done(done.replace("{}", str(result))))
-
-        threading.Thread(target=run, name="gpuwatch-action", daemon=True).start()
+        in_background(action, done, self._post)
 
     def on_done(self, message: Done) -> None:
         """Say how an action ended."""

@@ -131,10 +131,10 @@ def check_rows(machine: Machine, seconds: float) -> list[Row]:
     extra = recording.share - ours.share
     return [
         Row(f"check, {GPUS} GPUs + vLLM, 1 Hz: CPU", str(ours), f"nvitop-exporter {peer}", ratio, ratio, CHECK_RATIO),
-        Row("check: start-up CPU (not in the line above)", f"{ours.startup:.2f} s", f"nvitop-exporter {peer.startup:.2f} s",
-            ours.startup / peer.startup),
+        Row("check: start-up CPU (not in the line above)", f"{ours.startup:.2f} s",
+            f"nvitop-exporter {peer.startup:.2f} s", ours.startup / peer.startup),
         Row("check: PSS of all processes", str(ours.memory), f"nvitop-exporter {peer.memory}",
-            ours.memory.alone / peer.memory.alone, ours.memory.alone, CHECK_MIB, "MiB"),
+            ours.memory.pss / peer.memory.pss, ours.memory.pss, CHECK_MIB, "MiB"),
         Row(f"recording, per hour from {seconds:.0f} s", f"{per_hour / 1e6:.2f} MB/h", judged=per_hour / 1e6,
             budget=RECORDED_MB_PER_HOUR, unit="MB/h"),
         Row("recording: CPU above check without it", f"{extra:.2%} of a core", f"check {ours}", extra / ours.share),
@@ -156,7 +156,7 @@ def tui_rows(machine: Machine, seconds: float) -> list[Row]:
         Row("tui: start-up CPU (not in the line above)", f"{ours.startup:.2f} s, drew {drawn[0]}",
             f"vllmstat {peer.startup:.2f} s, drew {drawn[1]}", ours.startup / peer.startup),
         Row("tui: PSS of all processes", str(ours.memory), f"vllmstat {peer.memory}",
-            ours.memory.alone / peer.memory.alone, ours.memory.alone, TUI_MIB, "MiB"),
+            ours.memory.pss / peer.memory.pss, ours.memory.pss, TUI_MIB, "MiB"),
     ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
     python tests/bench/bench_nvml.py [SECONDS]
 
 Both run at 1 Hz with 16 processes on the GPUs; both are measured from after their start to the end of the same span.
-nvitop-exporter is installed into .cache/nvitop-exporter when it is not there. Prints one JSON object; `ratio` is the
+nvitop-exporter is installed into .cache/peers when it is not there. Prints one JSON object; `ratio` is the
 sampler's CPU (source and worker) over nvitop-exporter's.
 """
 
@@ -48,7 +48,7 @@ while True:
 
 def exporter() -> Path:
     """Return the program nvitop-exporter, installed when it is missing."""
-    folder = ROOT / ".cache" / "nvitop-exporter"
+    folder = ROOT / ".cache" / "peers"
     program = folder / "bin" / "nvitop-exporter"
     if not program.exists():
         venv.create(folder, with_pip=True)

@@ -45,7 +45,7 @@ def rows(quick: bool = False) -> list[Row]:
     """Return the two lines; runs alternate, and the first of each kind warms the caches and does not count."""
     compile_all()
     count = 5 if quick else 10
-    ours, floor = [GPUWATCH + ["--help"], [sys.executable, "-c", "pass"]]
+    ours, floor = [*GPUWATCH, "--help"], [sys.executable, "-c", "pass"]
     pairs = [(help_seconds(ours), help_seconds(floor)) for _ in range(count + 1)][1:]
     help_ours, help_floor = (statistics.median(column) for column in zip(*pairs, strict=True))
     ours, floor = [*GPUWATCH, "tui"], [sys.executable, str(HERE / "one_widget.py")]

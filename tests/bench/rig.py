@@ -22,13 +22,13 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("GPUWATCH_CACHE", ROOT / ".cache"))
 PEERS = CACHE / "peers" / "bin"
 GPUWATCH = [sys.executable, "-m", "gpuwatch"]
-MIB = 2**20
+SYSTEM = ("/usr/lib", "/lib", "/lib64")
 WIDTH, HEIGHT = 140, 45
 _MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \d+ *(.*)$")
 
 
 def environment(extra: dict[str, str] | None = None, *, ours: bool = True) -> dict[str, str]:
-    """Return what every measured program starts with: compiled modules as on any machine, no colours forced or barred."""
+    """Return what every measured program starts with: compiled modules as on any machine, and all colours."""
     dropped = (
         "PYTHONDONTWRITEBYTECODE",
         "PYTHONUNBUFFERED",
@@ -136,32 +136,35 @@ class Program:
 class Memory:
     """Memory of a few processes in MiB.
 
-    `pss` is the kernel's proportional set size. A page of libpython counts half there when an unrelated Python runs,
-    so `alone` is what PSS would be on a machine without one: private pages, and of each shared file the largest share
-    that one of the processes has in memory. `each` is `alone` of every single process.
+    `pss` is the proportional set size on a machine where no other program is written in Python: a mapped file counts
+    once, with the largest part of it that one of the processes has in memory, although the interpreter and numpy may
+    be shared with an unrelated program just now. Only the system's own libraries, which every machine has in memory
+    anyway, count by the kernel's proportional share. `kernel` is that share for everything. `each` is `pss` of every
+    single process.
     """
 
     def __init__(self, pids: list[int]) -> None:
-        private, shared, pss = 0, {}, 0
-        each = []
+        shared: dict[tuple[str, int], float] = {}
+        self.pss = self.kernel = 0.0
+        self.each = []
         for pid in pids:
-            mine = 0
+            mine = 0.0
             for name, figures in _mappings(pid):
                 own = figures["Private_Clean"] + figures["Private_Dirty"]
                 common = figures["Shared_Clean"] + figures["Shared_Dirty"]
-                private += own
-                pss += figures["Pss"]
-                key = (name, figures["offset"]) if name.startswith("/") else (f"{pid}{name}", figures["offset"])
-                shared[key] = max(shared.get(key, 0), common)
-                mine += own + common
-            each.append(mine / 1024)
-        self.pss = pss / 1024
-        self.alone = (private + sum(shared.values())) / 1024
-        self.each = each
+                self.kernel += figures["Pss"] / 1024
+                if name.startswith(SYSTEM):
+                    own, common = figures["Pss"], 0
+                key = (name if name.startswith("/") else f"{pid} {name}", figures["offset"])
+                shared[key] = max(shared.get(key, 0), common / 1024)
+                self.pss += own / 1024
+                mine += (own + common) / 1024
+            self.each.append(mine)
+        self.pss += sum(shared.values())
 
     def __str__(self) -> str:
         parts = " + ".join(f"{part:.0f}" for part in self.each)
-        return f"{self.alone:.1f} MiB ({parts})" if len(self.each) > 1 else f"{self.alone:.1f} MiB"
+        return f"{self.pss:.1f} MiB ({parts})" if len(self.each) > 1 else f"{self.pss:.1f} MiB"
 
 
 def _mappings(pid: int) -> list[tuple[str, dict[str, int]]]:

@@ -56,11 +56,11 @@ def test_the_demo_says_so_shows_gpus_and_engine_and_finds_the_storm(demo):
         demo.keys("+")
     text = demo.until("kv_preemption_storm", seconds=60)
     assert "DEMO" in text
-    for key, word in (("2", "H100"), ("4", "kv_preemption_storm"), ("5", "vllm.log"), ("7", "Gpuwatch")):
+    for key, word in (("2", "H100"), ("4", "kv_preemption_storm"), ("5", "─ Logs"), ("7", "Gpuwatch")):
         demo.keys(key)
         demo.until(word)
     demo.keys("q")
-    demo.until("exit code 0")
+    assert "Traceback" not in demo.until("exit code 0")
 
 
 def test_ctrl_c_leaves_the_screen_with_130():

@@ -363,7 +363,7 @@ static int ewait(const char *fn, void *s, fk_event *d, u32 ms) { evset *e = s; i
   for (;;) { int r = pro(fn, -1, 1); if (r) return r; int lost = 0; pthread_mutex_lock(&mu); evt *b = 0;
     for (int i = 0; i < S.nev; i++) { evt *v = &S.ev[i]; if (v->seq <= e->last || v->gpu < 0 || v->gpu >= MAXD || !(e->mask[v->gpu] & v->type)) continue; if (!b || v->seq < b->seq) b = v; }
     if (b) { e->last = b->seq; *d = (fk_event){ &H[b->gpu], b->type, b->data, b->gi, b->ci }; } else for (int i = 0; i < MAXD; i++) if (e->mask[i] && S.d[i].k[K_dev_err].v == 15) lost = 1;
-    pthread_mutex_unlock(&mu); if (b) return 0; if (lost) return 15; if (now_ns() >= end) return 10; nap(50000); } }
+    pthread_mutex_unlock(&mu); if (b) return 0; if (lost) return 15; if (now_ns() >= end) return 10; nap(250000); } }
 EX int nvmlEventSetWait_v2(void *s, fk_event *d, u32 ms) { BEGIN; RET(ewait(__func__, s, d, ms)); }
 EX int nvmlEventSetWait(void *s, fk_event *d, u32 ms) { BEGIN; RET(ewait(__func__, s, d, ms)); }
 

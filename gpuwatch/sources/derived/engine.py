@@ -9,6 +9,11 @@ and N newly arrived between two pages,
 so that ``min`` of the two is a lower bound of E as long as no client goes away. A client that disconnects makes
 `running` fall as well, but puts nothing in the queue; a request that the front end finished a step before the
 scheduler does likewise. Both therefore count nothing.
+
+A client that gives up and sends its request again does both: its place is empty and the queue is longer. But what it
+held in the KV pool is free, so the scheduler fills the place from the queue at once, while after an eviction there is
+no room. A fall of `running` is therefore counted only when it has lasted (`LASTING_MS`), or when the engine's own
+counter of preemptions moved meanwhile: that counter moves when a victim runs again.
 """
 
 from __future__ import annotations
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
 
 LONGEST_GAP_MS = 60_000
 """Two pages further apart than this are not compared: too much may have happened in between."""
+LASTING_MS = 2_000
+"""A place in the running batch that is filled again within this time was not lost to an eviction."""
 LENGTH_WINDOW_MS = 300_000
 """How long the request length that was seen is remembered."""
 
@@ -99,6 +106,27 @@ class Page:
 
 
 @dataclass(slots=True)
+class Drop:
+    """Requests that left the batch for the queue between two pages, as it seems.
+
+    `at` is the second of the pages, `most` the most requests that ran on it or since.
+    """
+
+    at: Page
+    requests: float
+    most: float
+
+    def lasting(self, page: Page) -> float:
+        """Return how many of them were evicted, as the pages up to `page` show; a lower bound."""
+        if (page.preemptions or 0.0) > (self.at.preemptions or 0.0):
+            return self.requests
+        empty = self.at.running + self.requests - self.most
+        if self.most > self.at.running:  # places were filled, so one that is empty may be of a request that finished
+            empty -= (page.finished or 0.0) - (self.at.finished or 0.0)
+        return max(0.0, min(self.requests, empty))
+
+
+@dataclass(slots=True)
 class EngineTrail:
     """The state of one engine (or data-parallel rank) across scrapes. Times in milliseconds."""
 
@@ -109,6 +137,7 @@ class EngineTrail:
     page_frozen_seconds: float = 0.0
     seen: deque[tuple[int, float]] = field(default_factory=deque)
     alive: bool = False
+    _drops: deque[Drop] = field(default_factory=deque)
     _page: Page | None = None
     _token_at: int = 0
     _values: tuple[float, ...] = ()
@@ -169,8 +198,24 @@ class EngineTrail:
         else:
             if page.queued is None or page.finished is None:
                 return
-            added = evicted_between(previous, page)
+            added = self._lasting_drops(previous, page)
         self.evictions = (self.evictions or 0.0) + max(0.0, added)
+
+    def _lasting_drops(self, previous: Page | None, page: Page) -> float:
+        """Return the evictions that this page proves, and remember those that it makes likely."""
+        drops = self._drops
+        if previous is None:
+            drops.clear()
+            return 0.0
+        for drop in drops:
+            drop.most = max(drop.most, page.running)
+        proven = 0.0
+        while drops and page.time - drops[0].at.time >= LASTING_MS:
+            proven += drops.popleft().lasting(page)
+        likely = evicted_between(previous, page)
+        if likely:
+            drops.append(Drop(page, likely, page.running))
+        return proven
 
     def _watch_tokens(self, previous: Page | None, page: Page) -> None:
         if previous is None or page.running <= 0 or page.progress != previous.progress or previous.running <= 0:
@@ -200,7 +245,7 @@ class EngineTrail:
 
 
 def evicted_between(previous: Page | None, page: Page) -> float:
-    """Return a lower bound of the requests thrown out of the running batch between two pages."""
+    """Return how many requests left the running batch for the queue between two pages, as it seems; a lower bound."""
     if previous is None or previous.queued is None or previous.finished is None:
         return 0.0
     assert page.queued is not None

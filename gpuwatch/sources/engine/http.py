@@ -1,141 +1,28 @@
-"""GET of one small document with a deadline for the whole of it, a size limit, and errors that people understand.
-
-requests' timeouts hold for one read each; a server that sends a byte now and then never runs into them. A watchdog
-therefore shuts the socket down at the deadline, wherever the request hangs: TLS handshake, headers or body.
-"""
+"""GET of one small document with a deadline for the whole of it, a size limit, and errors that people understand."""
 
 from __future__ import annotations
 
 import errno
 import http.client
-import ipaddress
-import logging
 import socket
-import threading
+import ssl
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-
-import requests
-import urllib3
-from requests.adapters import HTTPAdapter
-from requests.utils import get_environ_proxies
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urldefrag, urljoin, urlsplit
 
 from gpuwatch.model import Reason, SourceError
+from gpuwatch.sources.engine.connect import basic, open_connection, proxy_headers
+from gpuwatch.sources.engine.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-# Damaged headers are our answer's business; urllib3 would also print them, with a traceback, over the screen.
-logging.getLogger("urllib3").setLevel(logging.ERROR)
-
 CHUNK = 16 * 1024
 MAX_REDIRECTS = 3
-
-
-class Deadline:
-    """Ends the request in progress when its time is over. One request at a time; `expire` may come from any thread."""
-
-    def __init__(self) -> None:
-        self.expired = False
-        self.connections = 0
-        self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._timer: threading.Timer | None = None
-
-    def start(self, seconds: float) -> None:
-        """Begin a request that may take `seconds`."""
-        self.expired = False
-        self.connections = 0
-        self._timer = threading.Timer(seconds, self.expire)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def stop(self) -> None:
-        """End the request; the connection may live on for the next one."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def watch(self, connection: socket.socket) -> None:
-        """Take charge of a new connection. Raises TimeoutError when the time is already over.
-
-        A duplicate of the descriptor is kept: TLS wraps the original away, and the duplicate still reaches it.
-        """
-        with self._lock:
-            self.connections += 1
-            self._close()
-            if self.expired:
-                raise TimeoutError
-            self._socket = connection.dup()
-
-    def release(self) -> None:
-        """Give the connection up; it is not used again."""
-        with self._lock:
-            self._close()
-
-    def expire(self) -> None:
-        """Shut the connection down; whoever reads from it gets an end of file."""
-        with self._lock:
-            self.expired = True
-            if self._socket is not None:
-                with suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
-            self._close()
-
-    def _close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-
-def _pool_classes(deadline: Deadline) -> dict[str, type[HTTPConnectionPool]]:
-    """Return urllib3 pools whose connections report their sockets to `deadline`."""
-
-    class Plain(HTTPConnection):
-        def _new_conn(self) -> socket.socket:
-            connection = super()._new_conn()
-            deadline.watch(connection)
-            return connection
-
-    class Secure(HTTPSConnection):
-        def _new_conn(self) -> socket.socket:
-            connection = super()._new_conn()
-            deadline.watch(connection)
-            return connection
-
-    class PlainPool(HTTPConnectionPool):
-        ConnectionCls = Plain
-
-    class SecurePool(HTTPSConnectionPool):
-        ConnectionCls = Secure
-
-    return {"http": PlainPool, "https": SecurePool}
-
-
-class _Adapter(HTTPAdapter):
-    def __init__(self, deadline: Deadline) -> None:
-        self._classes = _pool_classes(deadline)
-        super().__init__(pool_connections=2, pool_maxsize=1, max_retries=0)
-
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **kwargs)
-        self.poolmanager.pool_classes_by_scheme = self._classes
-
-    def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
-        manager = super().proxy_manager_for(*args, **kwargs)
-        manager.pool_classes_by_scheme = self._classes
-        return manager
-
-
-def watch_connections(session: requests.Session, deadline: Deadline) -> None:
-    """Put every connection of `session` under the watch of `deadline`."""
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, _Adapter(deadline))
+_REDIRECTS = (301, 302, 303, 307, 308)
+_UNQUOTED = "/%:=&?~#+!$,;'@()*[]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +45,11 @@ class Client:
     """
 
     def __init__(self, *, verify: bool | str = True, proxies: Mapping[str, str] | None = None) -> None:
+        self._verify = verify
+        self._proxies = dict(proxies or {})
         self._deadline = Deadline()
-        self._session = requests.Session()
-        self._session.trust_env = False
-        self._session.max_redirects = MAX_REDIRECTS
-        self._session.verify = verify
-        self._session.proxies.update(proxies or {})
-        watch_connections(self._session, self._deadline)
-        if verify is False:
-            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+        self._connection: http.client.HTTPConnection | None = None
+        self._server: tuple[str, str] | None = None
 
     def get(self, url: str, *, timeout: float, limit: int, accept: str, token: str = "") -> Answer:
         """Return the answer to a GET, whatever its status.
@@ -188,12 +71,12 @@ class Client:
         try:
             return self._get_again(url, headers, timeout, limit)
         except SourceError:
-            self._deadline.release()
+            self._drop()
             if self._deadline.expired:  # what was cut short, the watchdog cut
                 raise _too_slow(url, timeout) from None
             raise
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError, zlib.error) as error:
-            self._deadline.release()
+        except (http.client.HTTPException, OSError, ValueError, zlib.error) as error:
+            self._drop()
             raise self._explain(error, url, timeout) from None
         finally:
             self._deadline.stop()
@@ -201,26 +84,73 @@ class Client:
     def close(self) -> None:
         """End a request in progress and close the connection."""
         self._deadline.expire()
-        self._session.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        """Close the connection; the next request opens another one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(OSError):
+                connection.close()
+        self._deadline.release()
 
     def _get_again(self, url: str, headers: dict[str, str], timeout: float, limit: int) -> Answer:
         """Ask once more where an idle connection was closed just when it was used again: nobody has answered yet."""
         try:
-            return self._get(url, headers, timeout, limit)
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            if self._deadline.connections or self._deadline.expired or not _is_closed(error):
+            return self._follow(url, headers, timeout, limit)
+        except (ConnectionResetError, BrokenPipeError):
+            if self._deadline.connections or self._deadline.expired:
                 raise
-            return self._get(url, headers, timeout, limit)
+            self._drop()
+            return self._follow(url, headers, timeout, limit)
 
-    def _get(self, url: str, headers: dict[str, str], timeout: float, limit: int) -> Answer:
-        with self._session.get(url, headers=headers, timeout=timeout, stream=True) as response:
-            kind = response.headers.get("Content-Type", "")
-            body = b"".join(_decoded(response, limit, url))
-            if self._deadline.expired:  # the end of file may be ours
-                raise TimeoutError
-            if response.raw.version < 11 or "close" in response.headers.get("Connection", "").lower():
-                self._deadline.release()
-            return Answer(response.status_code, body, kind)
+    def _follow(self, url: str, headers: dict[str, str], timeout: float, limit: int) -> Answer:
+        """Ask, and follow a few redirects."""
+        at = url
+        for _ in range(MAX_REDIRECTS + 1):
+            response = self._send(at, headers, timeout)
+            location = response.headers.get("Location", "")
+            if response.status not in _REDIRECTS or not location:
+                return self._answer(response, at, limit)
+            response.read(CHUNK)
+            if not response.isclosed():
+                self._drop()
+            target = urldefrag(urljoin(at, location))[0]
+            if urlsplit(target).scheme not in ("http", "https"):
+                raise SourceError(Reason.FAILED, f"{show_url(url)} cannot be read: it redirects to something else")
+            if _origin(target) != _origin(at):
+                headers = {name: value for name, value in headers.items() if name != "Authorization"}
+            at = target
+        raise SourceError(Reason.FAILED, f"{show_url(url)} redirects more than {MAX_REDIRECTS} times")
+
+    def _send(self, url: str, headers: dict[str, str], timeout: float) -> http.client.HTTPResponse:
+        parts = urlsplit(url)
+        proxy = self._proxies.get(parts.scheme, "")
+        target = quote(parts.path or "/", safe=_UNQUOTED) + (f"?{quote(parts.query, _UNQUOTED)}" if parts.query else "")
+        who = parts.netloc.rpartition("@")[0]
+        if who:
+            headers = {**headers, "Authorization": basic(who)}
+        if proxy and parts.scheme == "http":
+            target = f"http://{parts.netloc.rpartition('@')[2]}{target}"
+            headers = {**headers, **proxy_headers(proxy)}
+        connection = self._connection
+        if connection is None or self._server != _origin(url):
+            self._drop()
+            connection = open_connection(parts, proxy, self._deadline, verify=self._verify, timeout=timeout)
+            self._connection, self._server = connection, _origin(url)
+        connection.timeout = timeout
+        if connection.sock is not None:
+            connection.sock.settimeout(timeout)
+        connection.request("GET", target, headers=headers)
+        return connection.getresponse()
+
+    def _answer(self, response: http.client.HTTPResponse, url: str, limit: int) -> Answer:
+        body = b"".join(_decoded(response, limit, url))
+        if self._deadline.expired:  # the end of file may be ours
+            raise TimeoutError
+        if response.will_close:
+            self._drop()
+        return Answer(response.status, body, response.headers.get("Content-Type", ""))
 
     def _explain(self, error: Exception, url: str, timeout: float) -> SourceError:
         if self._deadline.expired:
@@ -228,11 +158,17 @@ class Client:
         return explain_failure(error, url, timeout)
 
 
+def _origin(url: str) -> tuple[str, str]:
+    """Return scheme and server of an address: what a connection is good for, and a token is meant for."""
+    parts = urlsplit(url)
+    return parts.scheme, f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+
+
 def _too_slow(url: str, timeout: float) -> SourceError:
     return SourceError(Reason.TIMEOUT, f"no complete answer from {show_url(url)} within {timeout:g} s")
 
 
-def _decoded(response: requests.Response, limit: int, url: str) -> Iterator[bytes]:
+def _decoded(response: http.client.HTTPResponse, limit: int, url: str) -> Iterator[bytes]:
     """Yield the body, decompressed, and raise as soon as it is over `limit` or ends before its end."""
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower() or "identity"
     if encoding not in ("identity", "gzip", "x-gzip", "deflate"):
@@ -241,7 +177,7 @@ def _decoded(response: requests.Response, limit: int, url: str) -> Iterator[byte
         )
     inflate = None if encoding == "identity" else zlib.decompressobj(zlib.MAX_WBITS + 32)
     received = total = 0
-    for chunk in response.raw.stream(CHUNK, decode_content=False):
+    while chunk := response.read(CHUNK):
         received += len(chunk)
         data = inflate.decompress(chunk, limit + 1 - total) if inflate is not None else chunk
         total += len(data)
@@ -257,21 +193,12 @@ def _decoded(response: requests.Response, limit: int, url: str) -> Iterator[byte
 
 
 _FAILURES: tuple[tuple[tuple[type[BaseException], ...], Reason, str], ...] = (
-    ((requests.TooManyRedirects,), Reason.FAILED, f"{{where}} redirects more than {MAX_REDIRECTS} times"),
-    (
-        (zlib.error, urllib3.exceptions.DecodeError),
-        Reason.NOT_METRICS,
-        "{where} announces gzip, but the data is not gzip",
-    ),
+    ((zlib.error,), Reason.NOT_METRICS, "{where} announces gzip, but the data is not gzip"),
     ((ConnectionRefusedError,), Reason.UNREACHABLE, "connection refused: nothing listens at {server}"),
     ((socket.gaierror,), Reason.UNREACHABLE, "the name {host!r} cannot be resolved"),
+    ((http.client.IncompleteRead,), Reason.FAILED, "the answer of {where} was cut short"),
     (
-        (urllib3.exceptions.IncompleteRead, requests.exceptions.ChunkedEncodingError, http.client.IncompleteRead),
-        Reason.FAILED,
-        "the answer of {where} was cut short",
-    ),
-    (
-        (ConnectionResetError, BrokenPipeError, urllib3.exceptions.ProtocolError),
+        (ConnectionResetError, BrokenPipeError, http.client.HTTPException),
         Reason.FAILED,
         "{where} closed the connection without an answer; is it https://?",
     ),
@@ -279,11 +206,14 @@ _FAILURES: tuple[tuple[tuple[type[BaseException], ...], Reason, str], ...] = (
 
 
 def explain_failure(error: Exception, url: str, timeout: float) -> SourceError:
-    """Say in one line why a GET of `url` with `timeout` seconds failed."""
+    """Say in one line why a request to `url` with `timeout` seconds failed.
+
+    What another HTTP library raised is explained by the exceptions inside it.
+    """
     parts = urlsplit(url)
     where, host = show_url(url), parts.hostname or ""
     server = f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
-    if _find(error, (requests.exceptions.SSLError, urllib3.exceptions.SSLError)):
+    if _find(error, (ssl.SSLError,)):
         if "certificate verify failed" in str(error).lower().replace("_", " "):
             text = f"the certificate of {where} is not trusted (give ca_file, or verify = false)"
         else:
@@ -295,14 +225,9 @@ def explain_failure(error: Exception, url: str, timeout: float) -> SourceError:
     found = _find(error, (OSError,), lambda one: getattr(one, "errno", None) in (errno.EHOSTUNREACH, errno.ENETUNREACH))
     if found is not None:
         return SourceError(Reason.UNREACHABLE, f"no route to {server}")
-    # Not earlier: for urllib3 a refused connection is a kind of timeout.
-    if _find(error, (TimeoutError, requests.Timeout, urllib3.exceptions.TimeoutError)):
+    if _find(error, (TimeoutError,)):
         return _too_slow(url, timeout)
     return SourceError(Reason.FAILED, f"{where} cannot be read: {type(error).__name__}")
-
-
-def _is_closed(error: BaseException) -> bool:
-    return _find(error, (ConnectionResetError, BrokenPipeError, urllib3.exceptions.ProtocolError)) is not None
 
 
 def _find(
@@ -333,12 +258,3 @@ def show_url(url: str) -> str:
 def show_size(size: int) -> str:
     """Return a number of bytes in MiB, or in bytes where it is small."""
     return f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size} bytes"
-
-
-def proxies_for(url: str) -> dict[str, str]:
-    """Return the environment's proxies for `url`; none for this machine, whatever the environment says."""
-    host = urlsplit(url).hostname or ""
-    with suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return {}
-    return {} if host == "localhost" or host.endswith(".localhost") else dict(get_environ_proxies(url, no_proxy=None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,4 +80,5 @@ class RestartWatch:
         if page.layout is not self._layout:
             self._layout = page.layout
             self._row = page.layout.keys.index(_START) if _START in page.layout.keys else None
-        return None if self._row is None else float(page.values[self._row])
+        start = math.nan if self._row is None else float(page.values[self._row])
+        return start if math.isfinite(start) else None

@@ -12,8 +12,9 @@ from gpuwatch.engines.derive import Compiled, compile_page
 from gpuwatch.engines.plan import MAX_SERIES
 from gpuwatch.model import Absence, Batch, Fact, Reason, SourceError, series
 from gpuwatch.sources.engine.about import About
+from gpuwatch.sources.engine.connect import proxies_for
 from gpuwatch.sources.engine.exposition import ExpositionParser
-from gpuwatch.sources.engine.http import Client, proxies_for, show_size, show_url
+from gpuwatch.sources.engine.http import Client, show_size, show_url
 from gpuwatch.sources.engine.restart import RestartWatch
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 ACCEPT = "text/plain; version=0.0.4"
 """OpenMetrics is never asked for: SGLang would answer with other names, and exemplars cost time."""
 MAX_LINES = 500_000
+TOKEN_BYTES = 16 * 2**10
 ASK_AGAIN_SECONDS = (5.0, 20.0, 60.0)
 """Pauses before a server that was too slow is asked again who it is; after the last one not any more."""
 
@@ -114,6 +116,8 @@ class EngineSource:
         self._layout: Layout | None = None
         self._compiled: Compiled | None = None
         self._absent: tuple[Absence, ...] = ()
+        self._unusable: tuple[Absence, ...] = ()
+        self._left_out = ""
         self._planned: tuple[Labels, ...] = ()
         self._keys: tuple[Labels, ...] = ()
         self._ask_at: float | None = None
@@ -145,16 +149,13 @@ class EngineSource:
     # Reading
 
     def _token(self) -> str:
-        if self.engine.token_file is None:
-            return self.engine.token or ""
-        try:
-            return Path(self.engine.token_file).expanduser().read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
-            raise SourceError(Reason.NOT_FOUND, f"token_file {self.engine.token_file} does not exist") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise SourceError(
-                Reason.NO_PERMISSION, f"token_file {self.engine.token_file} cannot be read: {type(error).__name__}"
-            ) from None
+        file = self.engine.token_file
+        token = ((self.engine.token or "") if file is None else read_token(file)).strip()
+        if not all(" " < letter <= "~" for letter in token):
+            where = "the token" if file is None else f"the token in token_file {file}"
+            text = f"{where} is not one word of plain ASCII (a line break, a space?): no HTTP header can carry it"
+            raise SourceError(Reason.UNAUTHORIZED, text)
+        return token
 
     def _read(self, token: str) -> bytes:
         engine = self.engine
@@ -223,7 +224,9 @@ class EngineSource:
         if keys is not self._planned:
             self._planned = keys
             self._keys = self._keys if keys == self._keys else keys
-        return Batch(self.target, now, self._keys, values.tolist(), absent=self._absent)
+            self._unusable = unusable(compiled.plan.keys, keys)
+        absent = (*self._absent, *self._unusable) if self._unusable else self._absent
+        return Batch(self.target, now, self._keys, values.tolist(), absent=absent, detail=self._left_out)
 
     def _kind(self, layout: Layout) -> Kind:
         detected = detect(layout.names(), self.engine.kind)
@@ -259,14 +262,47 @@ class EngineSource:
             keys, names = page.layout.keys, page.layout.names()
             self._compiled = compile_page(keys, names, self.info, self._host, self.engine.server)
             self._layout = page.layout
-            self._absent = (*self._compiled.absent, *self._left_out(self._compiled))
+            self._absent, self._left_out = self._compiled.absent, ""
+            dropped = self._compiled.plan.dropped
+            if dropped:
+                self._left_out = (
+                    f"{dropped:,} series of this page are left out; at most {MAX_SERIES:,} are kept, those of the "
+                    "first models and ranks"
+                )
+                labels = series("gpuwatch_engine_info", host=self._host, server=self.engine.server)
+                self._absent = (*self._absent, Absence(labels, Reason.TOO_LARGE, self._left_out))
         return self._compiled
-
-    def _left_out(self, compiled: Compiled) -> tuple[Absence, ...]:
-        dropped = compiled.plan.dropped
-        labels = series("gpuwatch_engine_info", host=self._host, server=self.engine.server)
-        detail = f"{dropped:,} series of this page are left out; at most {MAX_SERIES:,} are kept"
-        return (Absence(labels, Reason.TOO_LARGE, detail),) if dropped else ()
 
     def _fact(self, key: str, value: str | float, now: int) -> None:
         self._facts.append(Fact(key, value, show_url(self.engine.page_url), time=now, server=self.engine.server))
+
+
+def read_token(path: str) -> str:
+    """Return what is in a token file.
+
+    Raises:
+        SourceError: It is missing, empty, unreadable, no regular file, or far too large for a token.
+    """
+    file = Path(path).expanduser()
+    try:
+        if file.exists() and not file.is_file():
+            raise SourceError(Reason.FAILED, f"token_file {path} is no regular file")
+        with file.open("rb") as opened:
+            token = opened.read(TOKEN_BYTES + 1).decode()
+    except FileNotFoundError:
+        raise SourceError(Reason.NOT_FOUND, f"token_file {path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise SourceError(Reason.NO_PERMISSION, f"token_file {path} cannot be read: {type(error).__name__}") from None
+    if not token.strip() or len(token) > TOKEN_BYTES:
+        what = "is empty" if not token.strip() else f"is over {TOKEN_BYTES // 1024} KiB: no token is so long"
+        raise SourceError(Reason.FAILED, f"token_file {path} {what}")
+    return token
+
+
+def unusable(planned: tuple[Labels, ...], given: tuple[Labels, ...]) -> tuple[Absence, ...]:
+    """Return the absences of the series of a page that hold no usable number."""
+    if planned is given:
+        return ()
+    there = frozenset(given)
+    detail = "the page has no usable number for it now (NaN, infinite or negative)"
+    return tuple(Absence(labels, Reason.FAILED, detail) for labels in planned if labels not in there)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from gpuwatch.engines.facts import FACTS
 from gpuwatch.engines.log_prefixes import Prefix, strip_prefix, time_of
-from gpuwatch.engines.log_text import clean, limit, redact
+from gpuwatch.engines.log_text import clean, leaves_open, limit, redact
 from gpuwatch.engines.logs import Match, classify, facts_of, settle
 from gpuwatch.engines.sizes import bytes_of
 from gpuwatch.model import Fact, LogEvent, LogLine
@@ -27,6 +27,8 @@ _FIELD = 300
 _SLACK = 1000
 # A time further ahead than this is of another time zone, and says nothing.
 _AHEAD = 5000
+# Lines without a head of their own that may belong to the body of a request before them.
+_MOST_BODY_LINES = 500
 _LOCAL = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::", "")  # noqa: S104  # read from logs, not bound to
 # A run that has said no more than this has only just begun; a second first line does not begin another one.
 _OPENING = {"started", "version", "engine", "model"}
@@ -83,6 +85,8 @@ class LogBook:
         self._stamp_text = ""
         self._zoned = False
         self._zoned_past = False
+        self._before = ""
+        self._body_lines = 0
 
     def take(self, raw_lines: Sequence[RawLine], now: int, known: Sequence[str] = ()) -> Taken:
         """Read lines that arrived at `now` (milliseconds); `known` are the names of the engines that are watched."""
@@ -109,6 +113,8 @@ class LogBook:
         if not past:
             self.lines += 1
             self.unreadable += damaged
+        if self._is_body(text, prefix):
+            return
         match = classify(prefix.message)
         time = (self._stamp if past and self._stamp is not None else now) if past else now
         event = ""
@@ -117,6 +123,21 @@ class LogBook:
         if not event and _PROBES.search(text) is not None:
             return
         taken.lines.append(LogLine(self._name, raw.number, time, prefix.level, text, event))
+
+    def _is_body(self, text: str, prefix: Prefix) -> bool:
+        """Whether a line goes on with the body of a request that an earlier line began.
+
+        Such a line has neither level nor engine time; what collects logs may have put its own time before it.
+        """
+        if _has_head(prefix) or prefix.message.startswith("Traceback (most recent call last)"):
+            self._before, self._body_lines = text, 0
+            return False
+        if self._body_lines or (self._before and leaves_open(self._before)):
+            self._body_lines += 1
+            if self._body_lines <= _MOST_BODY_LINES:
+                return True
+        self._before, self._body_lines = text, 0
+        return False
 
     def _fit(self, text: str) -> str:
         """Return a line as it may leave the source."""
@@ -203,6 +224,11 @@ class LogBook:
             line, time = self._where.get(key, (None, None))
             shown = self._fit(value) if isinstance(value, str) else value
             taken.facts.append(Fact(key, shown, self._name, line, time, self.server))
+
+
+def _has_head(prefix: Prefix) -> bool:
+    """Whether a line begins as the engines begin theirs: with a level, or with a time that is not of ISO or syslog."""
+    return bool(prefix.level) or (prefix.time[:1].isdigit() and "T" not in prefix.time)
 
 
 def oom_sizes(match: Match) -> dict[str, int]:

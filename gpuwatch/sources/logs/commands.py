@@ -27,15 +27,23 @@ _STAMP = re.compile(rb"^\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d:?\d\d)(?= )")
 _FIRST_RETRY = 1.0
 # A child that has delivered for this long, in seconds, starts the back-off anew when it ends.
 _SETTLED = 30.0
+PROVEN = 3.0
+"""A child that has run for this long, in seconds, follows the log, also where nothing new is in it."""
+_WORDS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class LogCommand:
-    """A program that prints a log and goes on printing. Its lines begin with a time that names its zone."""
+    """A program that prints a log and goes on printing.
+
+    The lines of the log begin with a time that names its zone; those of a journal may go on, indented (`indents`). What
+    else the program prints are its own words.
+    """
 
     program: str
     arguments: tuple[str, ...]
     what: str
+    indents: bool = False
 
 
 def command_for(spec: str, backlog: int) -> LogCommand | None:
@@ -51,7 +59,7 @@ def command_for(spec: str, backlog: int) -> LogCommand | None:
     if kind == "journal":
         _check(_UNIT, name, spec, "journal:UNIT, such as journal:vllm.service")
         journal = ("-u", name, "-o", "short-iso-precise", "-f", "-n", lines, "--no-pager")
-        return LogCommand("journalctl", journal, f"the journal of {name}")
+        return LogCommand("journalctl", journal, f"the journal of {name}", indents=True)
     if kind == "docker":
         _check(_CONTAINER, name, spec, "docker:NAME, the name or id of a container")
         return LogCommand("docker", ("logs", "--follow", "--timestamps", "--tail", lines, name), f"container {name}")
@@ -69,7 +77,11 @@ def _check(form: re.Pattern[str], name: str, spec: str, allowed: str) -> re.Matc
 
 
 class CommandInput:
-    """Runs a command and reads what it prints. Started again with a growing pause when it ends."""
+    """Runs a command and reads what it prints. Started again with a growing pause when it ends.
+
+    It counts as read only while it is proven that the command follows the log: a new line has come, or it has run for
+    a while (`PROVEN`). What it says itself, such as an error, is not part of the log.
+    """
 
     def __init__(self, command: LogCommand, clock: Clock, limits: LogLimits) -> None:
         self._command = command
@@ -83,15 +95,17 @@ class CommandInput:
         self._last_stamp = b""
         self._resume_after = b""
         self._repeating = False
-        self._why = SourceError(Reason.FAILED, "")
-        self._last_line = b""
+        text = f"{command.what}: {command.program} has been started and has said nothing yet"
+        self._why = SourceError(Reason.NEVER_SEEN, text)
+        self._proven = False
+        self._words = ""
         self.note = ""
 
     def read(self) -> list[RawLine]:
         """Return the lines since the last call.
 
         Raises:
-            SourceError: the program is missing, or ended and waits to be started again.
+            SourceError: the program is missing, ended and waits to be started again, or has not proven itself yet.
         """
         if self._child is None:
             if self._retry_at is not None and self._clock.monotonic() < self._retry_at:
@@ -102,11 +116,14 @@ class CommandInput:
         lines, ended = _drain(self._child.stdout.fileno(), self._splitter, self._limits.per_poll)
         if ended:
             lines += self._splitter.flush()
-        lines = [line for line in lines if not self._seen(line)]
+        lines = [line for line in lines if self._of_log(line) and not self._seen(line)]
+        ran = self._clock.monotonic() - self._started
+        self._proven = self._proven or bool(lines) or (ran >= PROVEN and not ended)
         if ended:
-            self._ended()
-            if not lines:
-                raise self._why
+            self._ended(ran)
+        if not lines and (ended or not self._proven):
+            raise self._why
+        self.note = "" if ended else self._words
         return lines
 
     def close(self) -> None:
@@ -146,32 +163,39 @@ class CommandInput:
         os.set_blocking(self._child.stdout.fileno(), False)
         self._splitter.restart(counting=False)
         self._started = self._clock.monotonic()
+        self._proven, self._words = False, ""
         self._resume_after = self._last_stamp
         self._repeating = bool(self._resume_after)
 
+    def _of_log(self, line: RawLine) -> bool:
+        """Whether the line is part of the log. The program's own words are remembered, an error before others."""
+        if _STAMP.match(line.data) or (self._command.indents and line.data[:1].isspace()):
+            return True
+        words = line.data.decode("utf-8", "replace").strip()[:_WORDS]
+        if words and "error" not in self._words.lower():
+            self._words = words
+        return False
+
     def _seen(self, line: RawLine) -> bool:
         """Whether the line was read before the program was started again. Remembers the newest time of a line."""
-        self._last_line = line.data
         stamp = _STAMP.match(line.data)
         if stamp is not None:
             self._last_stamp = max(self._last_stamp, stamp[0])
             self._repeating = bool(self._resume_after) and stamp[0] <= self._resume_after
         return self._repeating
 
-    def _ended(self) -> None:
+    def _ended(self, ran: float) -> None:
         child = self._child
         assert child is not None
-        settled = self._clock.monotonic() - self._started >= _SETTLED
         self.close()
-        last = self._last_line.decode("utf-8", "replace")[-200:].strip()
-        status = child.returncode
-        end = f"ended with status {status}" + (f": {last}" if status and last else "")
+        words, status = self._words, child.returncode
+        end = f"ended with status {status}" + (f": {words}" if status and words else "")
         reason = Reason.FAILED
-        if "No such container" in last or "NotFound" in last:
+        if "No such container" in words or "NotFound" in words:
             reason = Reason.NOT_FOUND
-        elif "permission denied" in last.lower() or "Forbidden" in last:
+        elif "permission denied" in words.lower() or "Forbidden" in words:
             reason = Reason.NO_PERMISSION
-        self._pause = _FIRST_RETRY if settled else self._pause
+        self._pause = _FIRST_RETRY if ran >= _SETTLED else self._pause
         self._fail(SourceError(reason, f"{self._command.what}: {self._command.program} {end}"))
 
     def _fail(self, why: SourceError) -> None:

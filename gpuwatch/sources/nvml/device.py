@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 READS_PER_TICK = 10
 SLOW_TICKS = 10
+GROUPS = 2
+"""GPUs are read in so many groups per tick: one after the other costs much less processor time than one by one."""
 
 
 def judge(codes: set[int], answers: int) -> str:
@@ -48,6 +50,11 @@ def judge(codes: set[int], answers: int) -> str:
     return "no_permission" if NO_PERMISSION in codes else "failed"
 
 
+def slot_of(index: int, count: int) -> int:
+    """Return in which reading of memory of a tick the GPU `index` of `count` is read as a whole."""
+    return index * GROUPS // count * (READS_PER_TICK // GROUPS)
+
+
 class Device:
     """One GPU of the library.
 
@@ -58,7 +65,7 @@ class Device:
         give_up: ends the worker; takes an NVML code and a text.
         events: the event set for Xid errors, or None.
         interval: seconds per tick.
-        slot: which tenth of the interval is for this GPU's ticks, so that not all calls come at once.
+        slot: which tenth of the interval is for this GPU's ticks (`slot_of`).
     """
 
     def __init__(

@@ -69,6 +69,34 @@ _NUMBER = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVa
 """Member of the value union by ``nvmlValueType_t``."""
 
 
+class _Value(ctypes.Union):
+    """``nvmlValue_t``."""
+
+    _fields_ = (
+        ("dVal", ctypes.c_double),
+        ("uiVal", ctypes.c_uint),
+        ("ulVal", ctypes.c_ulong),
+        ("ullVal", ctypes.c_ulonglong),
+        ("sllVal", ctypes.c_longlong),
+        ("siVal", ctypes.c_int),
+        ("usVal", ctypes.c_ushort),
+    )
+
+
+class _FieldValue(ctypes.Structure):
+    """``nvmlFieldValue_t``. pynvml's own intercepts every access to a member, a quarter of a tick's time."""
+
+    _fields_ = (
+        ("fieldId", ctypes.c_uint),
+        ("scopeId", ctypes.c_uint),
+        ("timestamp", ctypes.c_longlong),
+        ("latencyUsec", ctypes.c_longlong),
+        ("valueType", ctypes.c_uint),
+        ("nvmlReturn", ctypes.c_uint),
+        ("value", _Value),
+    )
+
+
 class FieldBatch:
     """Reads its fields with one call; a field that this card does not have is not asked again until `reset`."""
 
@@ -83,7 +111,7 @@ class FieldBatch:
 
     def _use(self, fields: tuple[Field, ...]) -> None:
         self._fields = fields
-        self._array = (pynvml.c_nvmlFieldValue_t * len(fields))()
+        self._array = (_FieldValue * len(fields))()
         for slot, field in zip(self._array, fields, strict=True):
             slot.fieldId, slot.scopeId = field.id, field.scope
 

@@ -22,7 +22,22 @@ Memory and bus faults, hung or lost GPUs, GSP time-outs, NVLink errors, and the 
 Source: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors).
 """
 
+UNNAMED = "index:"
+"""How the placeholder of an unknown UUID begins."""
+
+_TROUBLE = {
+    "lost": "no longer answers on the bus",
+    "resetting": "needs a reset",
+    "no_permission": "no permission to read it",
+    "failed": "every call fails",
+}
+
 _INFO = ("name", "pci_bus_id", "memory_kind", "architecture")
+
+
+def placeholder(label: str) -> str:
+    """Return what identifies the GPU at `label` as long as its UUID is not known."""
+    return UNNAMED + label
 
 
 class Gpu:
@@ -30,7 +45,7 @@ class Gpu:
 
     Args:
         host: value of the label ``host``.
-        uuid: NVML's UUID; empty for a GPU that was lost before it could say.
+        uuid: NVML's UUID; `placeholder` for a GPU that has not been able to say it.
         label: NVML index, with ``:slot`` for a MIG device.
     """
 
@@ -62,6 +77,11 @@ class Gpu:
     def is_mig(self) -> bool:
         """Whether this is a MIG device."""
         return ":" in self.label
+
+    @property
+    def named(self) -> bool:
+        """Whether its UUID is known."""
+        return not self.uuid.startswith(UNNAMED)
 
     @property
     def name(self) -> str:
@@ -220,6 +240,11 @@ class Gpu:
             return self._absent
         detail = {"lost": "the GPU no longer answers on the bus", "hung": self.hang_text()}.get(state, "")
         return tuple(Absence(key, reason, detail) for key in self._keys or (self.key("memory_used_bytes"),))
+
+    def trouble(self, state: str) -> str:
+        """Say in a few words what is wrong in `state`; empty where nothing is."""
+        words = self.hang_text() if state == "hung" else _TROUBLE.get(state, "")
+        return words and f"GPU {self.label}: {words}"
 
     def hang_text(self) -> str:
         """Say which call hangs, where the worker could tell."""

@@ -5,7 +5,16 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.sources.nvml.api import NO_VALUE, NOT_SUPPORTED, CallFailed, MemoryV1, MemoryV2, check, pointer
+from gpuwatch.sources.nvml.api import (
+    NO_VALUE,
+    NOT_SUPPORTED,
+    OUT_OF_RANGE,
+    CallFailed,
+    MemoryV1,
+    MemoryV2,
+    check,
+    pointer,
+)
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -13,6 +22,8 @@ if TYPE_CHECKING:
     Figures: TypeAlias = "tuple[float, float, float | None, float]"
 
 _V2 = 0x02000028
+_MOST_USED = 1.01
+"""Used memory as a share of the total, above which a reading is refused as impossible."""
 _INTEGRATED = ("GB10", "DGX Spark", "Thor", "Orin", "Xavier", "Tegra")
 
 
@@ -79,6 +90,8 @@ class Memory:
         else:
             figures = self._device()
         used = figures[1]
+        if used > _MOST_USED * figures[0]:
+            raise CallFailed(OUT_OF_RANGE)
         if self.figures is None:
             self._low = self._high = used
         self._low, self._high = min(self._low, used), max(self._high, used)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from gpuwatch.model import Absence, Batch, Labels, Reason, series
 from gpuwatch.sources.nvml.attribution import attribute
 from gpuwatch.sources.nvml.child import Child
-from gpuwatch.sources.nvml.gpus import Gpu
+from gpuwatch.sources.nvml.gpus import Gpu, placeholder
 from gpuwatch.sources.nvml.processes import ProcessTree, in_initial_namespace
 from gpuwatch.sources.nvml.reasons import RARE, failure_detail, in_container, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpuwatch.clock import Clock
     from gpuwatch.sources.nvml.attribution import EngineProcess
@@ -165,7 +165,7 @@ class NvmlSource:
     def _start(self, now: float) -> None:
         self._traces = _driver_traces()
         self._units, self._count, self._init_stuck, self._ended = {}, None, 0.0, None
-        self._gpus = {key: gpu for key, gpu in self._gpus.items() if gpu.uuid and not gpu.is_mig}
+        self._gpus = {key: gpu for key, gpu in self._gpus.items() if gpu.named and not gpu.is_mig}
         self._started = self._beat = now
         if not self._hung_failure():
             self._silent_since = now
@@ -274,7 +274,8 @@ class NvmlSource:
             if gpu.label == label and id(gpu) not in claimed:
                 break
         else:
-            gpu = self._gpus[f"?{label}"] = Gpu(self._host, "", label)
+            uuid = placeholder(label)
+            gpu = self._gpus[uuid] = Gpu(self._host, uuid, label)
         self._units[label] = gpu
         return gpu
 
@@ -286,7 +287,7 @@ class NvmlSource:
             gpu = self._gpus.get(uuid)
             if gpu is None or gpu.label != label:
                 gpu = self._gpus[uuid] = Gpu(self._host, uuid, label)
-            self._gpus.pop(f"?{label}", None)
+            self._gpus.pop(placeholder(label), None)
         if gpu is not None:
             self._units[label] = gpu
             gpu.identify(identity, self._driver)
@@ -297,7 +298,7 @@ class NvmlSource:
 
     def _complete_identities(self) -> bool:
         """Say whether every GPU that the driver counts has said who it is, so that the missing ones are lost."""
-        named = [gpu for gpu in self._units.values() if gpu.uuid and not gpu.is_mig]
+        named = [gpu for gpu in self._units.values() if gpu.named and not gpu.is_mig]
         return self._count is not None and len(named) >= self._count
 
     # -- the batch ------------------------------------------------------------------------------------------------
@@ -340,6 +341,8 @@ class NvmlSource:
             time,
             self._stable(keys),
             values,
+            reason=Reason.HUNG if hanging else None,
+            detail=self._hang_detail(silence) if hanging else _troubles(self._gpus.values(), states),
             duration=now - begin,
             absent=tuple(absent),
         )
@@ -369,6 +372,12 @@ class NvmlSource:
     def _down(self, time: int, duration: float) -> Batch:
         failure = self._failure or Failure(Reason.NEVER_SEEN, "the NVML worker is starting")
         return Batch(self.target, time, up=False, reason=failure.reason, detail=failure.detail, duration=duration)
+
+
+def _troubles(gpus: Iterable[Gpu], states: Mapping[int, str]) -> str:
+    """Say what is wrong with which GPU; MIG devices are in the state of their GPU and left out."""
+    cards = sorted((gpu for gpu in gpus if not gpu.is_mig), key=lambda gpu: int(gpu.label))
+    return "; ".join(filter(None, (gpu.trouble(states[id(gpu)]) for gpu in cards)))
 
 
 def _driver_traces() -> tuple[float, ...]:

@@ -15,12 +15,23 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 PEAK = "╎"
 
 
+def _ratio(amount: float | None, total: float) -> float:
+    """Return `amount` of `total` between 0 and 1, whatever the numbers; what is not a number is 0."""
+    if amount is None or math.isnan(amount) or not total > 0:
+        return 0.0
+    if math.isinf(amount) or math.isinf(total):
+        return 1.0 if amount > 0 and math.isinf(amount) else 0.0
+    return min(max(amount / total, 0.0), 1.0)
+
+
 def meter(ratio: float | None, width: int, tone: str) -> Line:
     """Return a bar ``▕████▌   ▏`` of `width` cells in all, in eighths of a cell; an unknown ratio is an empty bar."""
-    inner = max(width - 2, 1)
+    inner = width - 2
+    if inner < 1:
+        return ((" " * max(width, 0), ""),)
     if ratio is None or math.isnan(ratio):
         return (("▕", "rule"), ("·" * inner, "faint"), ("▏", "rule"))
-    eighths = round(min(max(ratio, 0.0), 1.0) * inner * 8)
+    eighths = round(_ratio(ratio, 1.0) * inner * 8)
     if ratio > 0:
         eighths = max(eighths, 1)
     full, rest = divmod(eighths, 8)
@@ -29,14 +40,16 @@ def meter(ratio: float | None, width: int, tone: str) -> Line:
 
 
 def cells(amounts: Sequence[float], total: float, width: int) -> list[int]:
-    """Divide `width` cells among `amounts` of `total` by the largest remainder.
+    """Divide `width` cells among `amounts` of `total` by the largest remainder; never more than `width` in all.
 
     The cells of all amounts together are the rounded share of their sum, so that the border between used and free
-    does not depend on how the used part is divided.
+    does not depend on how the used part is divided. Amounts beyond the total share the whole width.
     """
-    if total <= 0 or width <= 0:
+    if width <= 0:
         return [0] * len(amounts)
-    shares = [max(amount, 0.0) / total * width for amount in amounts]
+    ratios = [_ratio(amount, total) for amount in amounts]
+    scale = width / max(sum(ratios), 1.0)
+    shares = [ratio * scale for ratio in ratios]
     want = min(width, round(sum(shares)))
     whole = [int(share) for share in shares]
     by_rest = sorted(range(len(shares)), key=lambda i: whole[i] - shares[i])
@@ -50,13 +63,16 @@ def stacked(parts: Sequence[tuple[str, str, float]], total: float, peak: float |
 
     `peak` (bytes) is marked where it lies in the free part.
     """
-    inner = max(width - 2, 1)
+    inner = width - 2
+    if inner < 1:
+        return ((" " * max(width, 0), ""),)
     used = cells([amount for _, _, amount in parts], total, inner)
     spans: list[Span] = [("▕", "rule")]
     spans += [(glyph * n, tone) for (glyph, tone, _), n in zip(parts, used, strict=True) if n]
     filled = sum(used)
     free = inner - filled
-    mark = min(int(peak / total * inner), inner - 1) - filled if peak is not None and total > 0 else -1
+    known = peak is not None and not math.isnan(peak) and total > 0
+    mark = min(int(_ratio(peak, total) * inner), inner - 1) - filled if known else -1
     if 0 <= mark < free:
         spans += [("·" * mark, "faint"), (PEAK, "peak"), ("·" * (free - mark - 1), "faint")]
     else:
@@ -65,9 +81,11 @@ def stacked(parts: Sequence[tuple[str, str, float]], total: float, peak: float |
     return tuple(span for span in spans if span[0])
 
 
-def _top(values: Sequence[float | None], least: float) -> float:
-    """Return the top of the scale: the largest value, at least `least`."""
-    return max((v for v in values if v is not None and math.isfinite(v)), default=least) or least
+def _top(values: Sequence[float | None], top: float | None) -> float:
+    """Return the top of the scale: `top` where it is one, else the largest value, else 1."""
+    if top is not None and math.isfinite(top) and top > 0:
+        return top
+    return max((v for v in values if v is not None and math.isfinite(v) and v > 0), default=1.0)
 
 
 def sparkline(values: Sequence[float | None], width: int, top: float | None = None) -> str:
@@ -78,25 +96,26 @@ def sparkline(values: Sequence[float | None], width: int, top: float | None = No
     if width <= 0:
         return ""
     shown = list(values)[-width:]
-    high = top or _top(shown, 1.0)
+    high = _top(shown, top)
     out = []
     for value in shown:
         if value is None or math.isnan(value):
             out.append(" ")
         else:
-            out.append(LEVELS[1 + round(min(max(value / high, 0.0), 1.0) * 7)])
+            out.append(LEVELS[1 + round(_ratio(value, high) * 7)])
     return "".join(out).rjust(width)
 
 
 def chart(values: Sequence[float | None], width: int, height: int, top: float | None = None) -> list[str]:
     """Return the last `width` values as `height` rows of blocks, the highest row first."""
+    if width <= 0:
+        return [""] * max(height, 0)
     shown = list(values)[-width:]
-    high = top or _top(shown, 1.0)
+    high = _top(shown, top)
     rows = [[" "] * (width - len(shown)) for _ in range(height)]
     for value in shown:
         missing = value is None or math.isnan(value)
-        ratio = 0.0 if missing or value is None else min(max(value / high, 0.0), 1.0)
-        eighths = 0 if missing else max(1, round(ratio * height * 8))
+        eighths = 0 if missing else max(1, round(_ratio(value, high) * height * 8))
         for row in range(height):
             level = min(max(eighths - (height - 1 - row) * 8, 0), 8)
             rows[row].append(LEVELS[level])

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gpuwatch.tui.view.engines import Engine, Rank
     from gpuwatch.tui.view.model import Model
 
+MOST_CHARTS = 16
+
 _HIDDEN = ("asleep", "prefix_enabled")
 """Figures that are said in words elsewhere."""
 
@@ -75,9 +77,11 @@ def chart_blocks(model: Model, rank: Rank, each: int, height: int, name: str = "
     return [_chart(model, rank, spec, (each, height), name) for spec in _CHARTS]
 
 
-def kv_chart_blocks(model: Model, engine: Engine, each: int, height: int) -> list[tuple[str, list[str], str]]:
-    """Return the chart of the KV pool of every rank: ranks are shown beside each other, never combined."""
-    return [_chart(model, rank, _CHARTS[0], (each, height), f"dp{rank.dp_rank}") for rank in engine.ranks]
+def kv_chart_blocks(
+    model: Model, engine: Engine, each: int, height: int, most: int = MOST_CHARTS
+) -> list[tuple[str, list[str], str]]:
+    """Return the charts of the KV pool of the first `most` ranks: they stand beside each other, never combined."""
+    return [_chart(model, rank, _CHARTS[0], (each, height), f"dp{rank.dp_rank}") for rank in engine.ranks[:most]]
 
 
 def _chart(

@@ -19,18 +19,22 @@ if TYPE_CHECKING:
 QUIET_TOKEN_SECONDS = 2.0
 """An engine that has produced no token for this long while requests run has it said on its line."""
 
+SHOWN_MODELS = 4
+"""Names of models in a heading; of more only the number is said."""
+
 
 def heading(engine: Engine, *, hosts: bool = False) -> list[Span]:
     """Return the title of an engine: name and version, model, address, parallelism, context."""
     spans: list[Span] = [(engine.title, "title")]
     if engine.models:
-        spans.append((f"  {', '.join(engine.models)}", "bright"))
+        more = f" +{len(engine.models) - SHOWN_MODELS}" if len(engine.models) > SHOWN_MODELS else ""
+        spans.append((f"  {', '.join(engine.models[:SHOWN_MODELS])}{more}", "bright"))
     spans.append((f"  {engine.host} {engine.address}" if hosts else f"  {engine.address}", ""))
     tp = engine.get("tensor_parallel_size")
     if tp is not None:
         spans.append((f"  TP{count(tp)}", ""))
-    if len(engine.ranks) > 1:
-        spans.append((f"  DP{len(engine.ranks)}", ""))
+    if engine.data_parallel > 1:
+        spans.append((f"  DP{engine.data_parallel}", ""))
     context = engine.get("max_model_len")
     if context is not None:
         spans.append((f"  context {count(context)}", ""))
@@ -225,6 +229,8 @@ def table(engines: Sequence[Engine], width: int, *, hosts: bool = False) -> tupl
                 cells["engine"] = (f"{engine.host} {engine.address}", "")
             usage = meter(rank.get("kv_usage"), bar_width, "stale" if engine.stale is not None else "bar.kv_used")
             lines.append((engine, crop(_table_line(cells, shown, usage if bar_width else ()), width)))
+        if engine.hidden:
+            lines.append((engine, crop(((f"     +{engine.hidden:,} more not shown", "dim"),), width)))
         if several and engine.problem:
             name = f" {engine.title} {engine.address}  " if not engine.ranks else "    "
             lines.append((engine, crop(((name, ""), *state(engine)), width)))

@@ -8,7 +8,7 @@ from gpuwatch.tui.draw.common import keyed, labelled, paragraph, unkeyed
 from gpuwatch.tui.format import clock, clock_short, percent, with_unit
 from gpuwatch.tui.text import clean, crop, fit, line_width, rule, width_of, wrap
 from gpuwatch.tui.view.findings import GLYPHS, TONES, advice_text, evidence_text
-from gpuwatch.tui.view.status import conclusion, plural
+from gpuwatch.tui.view.status import conclusion, plural, problems_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,12 +73,18 @@ def advice_lines(row: FindingRow, width: int, indent: int, limit: int = 0) -> li
     return lines
 
 
+def problem_lines(snapshot: Snapshot, width: int) -> list[Line]:
+    """Return the line that says that rules are missing, if any are."""
+    text = problems_text(snapshot)
+    return [crop(((f" {text}", "crit"),), width)] if text else []
+
+
 def overview(model: Model, width: int, room: int) -> list[Row]:
     """Return the findings for the overview: each with its cause and first advice, the evidence where room is left."""
     snapshot = model.snapshot
     assert snapshot is not None
     glyph, words, tone = conclusion(snapshot, model.findings)
-    rows: list[Row] = []
+    rows: list[Row] = unkeyed(problem_lines(snapshot, width))
     if words:
         rows += unkeyed([crop(((f" {glyph} ", tone), (words, tone)), width)])
     for detail in (2, 1, 0):

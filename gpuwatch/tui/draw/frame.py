@@ -101,6 +101,14 @@ _HELPFUL = (
 )
 
 
+def nothing_recorded(snapshot: Snapshot, width: int) -> list[Line]:
+    """Return what is shown of a recording without a single tick."""
+    assert snapshot.recording is not None
+    lines: list[Line] = [(), crop(((" ✗ ", "crit"), ("this recording has nothing to show", "bright")), width), ()]
+    lines += labelled("file", clean(snapshot.recording.path), width)
+    return lines + labelled("why", clean(snapshot.recording.error), width)
+
+
 def starting(width: int) -> list[Line]:
     """Return what is shown before the first snapshot."""
     return [(), crop(((" ◌ ", "info"), ("looking for GPUs and engines…", "bright")), width)]

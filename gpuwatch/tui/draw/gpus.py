@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpuwatch.tui.draw.bars import stacked
 from gpuwatch.tui.draw.common import columns
-from gpuwatch.tui.format import age, celsius, count, gib, megahertz, percent, watts, with_unit
+from gpuwatch.tui.format import GIB, age, celsius, count, gib, megahertz, percent, size, watts, with_unit
 from gpuwatch.tui.text import clean, crop, fit, flow, line_width, rule, width_of
 from gpuwatch.tui.view.ledger import FREE, KINDS
 
@@ -110,8 +110,8 @@ def legend(gpus: Sequence[Gpu], selected: Gpu | None, width: int) -> Line:
     kinds = [kind for kind in KINDS if any(part.kind == kind for gpu in gpus for part in gpu.parts)]
     if not kinds or selected is None:
         return ()
-    amounts = [(kind, gib(here[kind]) if kind in here else "-") for kind in kinds]
-    amounts.append(("free", gib(selected.get("gpu_memory_free"))))
+    amounts = [(kind, _amount(here[kind]) if kind in here else "-") for kind in kinds]
+    amounts.append(("free", _amount(selected.get("gpu_memory_free"))))
     for names, gap in ((_LONG, 3), (_LONG, 2), (_SHORT, 2), (_SHORT, 1), (_TINY, 1)):
         parts = []
         for kind, amount in amounts:
@@ -122,6 +122,11 @@ def legend(gpus: Sequence[Gpu], selected: Gpu | None, width: int) -> Line:
         if line_width(line) + 9 <= width:
             break
     return crop(((f"{selected.title:>7}  ", "dim"), *line), width)
+
+
+def _amount(value: float | None) -> str:
+    """Return bytes in GiB without the unit; what would read 0.0 is said in its own unit: ``10 MiB``."""
+    return size(value) if value and abs(value) < GIB / 20 else gib(value)
 
 
 _LONG: dict[str, str] = {}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.tui.draw.common import columns, labelled
 from gpuwatch.tui.format import number
-from gpuwatch.tui.text import clean, crop, fit, width_of
+from gpuwatch.tui.text import clean, crop, fit, width_of, wrap
 from gpuwatch.tui.view.rules import rules
 from gpuwatch.tui.view.status import source_rows
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from gpuwatch.snapshot import Snapshot
     from gpuwatch.tui.text import Line
     from gpuwatch.tui.view.rules import RuleRow
+
+MOST_PROBLEMS = 50
 
 
 def table(snapshot: Snapshot, width: int) -> tuple[Line, list[tuple[RuleRow, Line]]]:
@@ -38,6 +40,17 @@ def table(snapshot: Snapshot, width: int) -> tuple[Line, list[tuple[RuleRow, Lin
         shown = line(row.name, row.severity, (f"{row.glyph} {row.status}", row.tone), row.reading or "-", row.detail)
         rows.append((row, crop(shown, width)))
     return crop(header, width), rows
+
+
+def problems(snapshot: Snapshot, width: int) -> list[Line]:
+    """Return the rule files that were refused and the rules that fail, each with its place."""
+    lines: list[Line] = []
+    for problem in snapshot.problems[:MOST_PROBLEMS]:
+        wrapped = wrap(clean(problem), max(width - 4, 8))
+        lines += [((" ✗ " if i == 0 else "   ", "crit"), (line, "crit")) for i, line in enumerate(wrapped)]
+    if len(snapshot.problems) > MOST_PROBLEMS:
+        lines.append(crop(((f"   +{len(snapshot.problems) - MOST_PROBLEMS} more not shown", "crit"),), width))
+    return lines
 
 
 def details(row: RuleRow, width: int) -> list[Line]:

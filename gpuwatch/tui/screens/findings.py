@@ -39,6 +39,7 @@ class Findings(ListAndDetail):
         glyph, words, tone = conclusion(snapshot, model.findings)
         rows = [(row.key, draw.head_line(row, width)) for row in model.findings]
         first: list[Line] = [crop(((f" {glyph} ", tone), (words, tone)), width)] if words else []
+        first = [*draw.problem_lines(snapshot, width), *first]
         listed = max(min(len(rows) + len(first), height // 3), 1) + 1
         self.set_height(table, listed)
         self.set_height(detail, height - listed)

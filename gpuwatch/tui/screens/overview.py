@@ -19,6 +19,7 @@ from gpuwatch.tui.widgets.panel import Panel
 if TYPE_CHECKING:
     from textual.app import ComposeResult
 
+    from gpuwatch.snapshot import Snapshot
     from gpuwatch.tui.text import Line, Row
     from gpuwatch.tui.view.findings import Row as FindingRow
     from gpuwatch.tui.view.model import Model
@@ -39,6 +40,11 @@ def share(total: int, wants: dict[str, tuple[int, int]]) -> dict[str, int]:
         given[name] += more
         left -= more
     return given
+
+
+def _is_void(snapshot: Snapshot) -> bool:
+    """Return whether this is the end of a recording without a single tick."""
+    return snapshot.recording is not None and snapshot.recording.ended and not snapshot.answers
 
 
 class Overview(View):
@@ -74,7 +80,7 @@ class Overview(View):
     def draw(self, model: Model, width: int, height: int) -> None:
         """Divide the height among the sections and fill them."""
         snapshot = model.snapshot
-        if snapshot is None or (model.empty and snapshot.looked_for and snapshot.mode != "demo"):
+        if snapshot is None or (model.empty and snapshot.looked_for and snapshot.mode != "demo") or _is_void(snapshot):
             self._draw_empty(model, width, height)
             return
         room = height - 1
@@ -157,7 +163,7 @@ class Overview(View):
         number = 5 if width >= 170 else 4 if width >= 120 else 3
         each = width // number - 2
         if len(engine.ranks) > 1:
-            blocks = engine_details.kv_chart_blocks(model, engine, each, height)
+            blocks = engine_details.kv_chart_blocks(model, engine, each, height, number)
         else:
             name = engine.address if len(model.engines) > 1 else ""
             blocks = engine_details.chart_blocks(model, engine.ranks[0], each, height, name)
@@ -171,6 +177,8 @@ class Overview(View):
         self.set_height(panel, height)
         if model.snapshot is None:
             panel.show(unkeyed(frame.starting(width)))
+        elif _is_void(model.snapshot):
+            panel.show(unkeyed(frame.nothing_recorded(model.snapshot, width)))
         else:
             demo = getattr(self.app, "can_demo", False)
             panel.show(unkeyed(frame.empty_machine(model.snapshot, width, demo=demo)))

@@ -23,13 +23,16 @@ class Rules(View):
 
     def compose(self) -> ComposeResult:
         """Make the panels."""
+        yield Panel(id="problems")
         yield Panel(id="list")
         yield Panel(id="detail")
         yield Panel(id="sources")
 
     def draw(self, model: Model, width: int, height: int) -> None:
         """Fill the panels."""
-        table, detail, sources = (self.query_one(f"#{name}", Panel) for name in ("list", "detail", "sources"))
+        wrong, table, detail, sources = (
+            self.query_one(f"#{name}", Panel) for name in ("problems", "list", "detail", "sources")
+        )
         snapshot = model.snapshot
         header: Line = ()
         rows: list[Row]
@@ -41,6 +44,12 @@ class Rules(View):
             rows = [(row.name, line) for row, line in found]
         lines = draw.sources(snapshot, width) if snapshot is not None else []
         source_height = min(len(lines) + 1, max(height // 4, 3)) if lines else 0
+        problems = draw.problems(snapshot, width) if snapshot is not None else []
+        problem_height = min(len(problems) + 1, max(height // 4, 3)) if problems else 0
+        if problems:
+            wrong.show(unkeyed(problems), [rule((("Problems of rules", "crit"),), width)])
+        self.set_height(wrong, problem_height)
+        height -= problem_height
         detail_height = min(9, height // 3) if snapshot is not None and snapshot.rules else 0
         self.set_height(sources, source_height)
         self.set_height(detail, detail_height)
@@ -67,6 +76,10 @@ class Rules(View):
             if samples:
                 parts.append(f"{name} {show(samples[0][1])}")
         return ((f"gpuwatch itself: {'  '.join(parts)}", "dim"),) if parts else ()
+
+    def focus_first(self) -> None:
+        """The list is what one walks through."""
+        self.query_one("#list", Panel).focus()
 
     def on_panel_moved(self, event: Panel.Moved) -> None:
         """The details follow the selection."""

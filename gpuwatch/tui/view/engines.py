@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,9 @@ SERVER_FIGURES = (
 )
 """Catalogue queries with one value per server."""
 
+MOST_RANKS = 64
+"""Ranks of one server that get rows; of more only the number is said."""
+
 KIND_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 
 
@@ -94,7 +98,10 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One server. `problem` is one sentence, empty while it answers; `stale` is the age of old figures in seconds."""
+    """One server. `problem` is one sentence, empty while it answers; `stale` is the age of old figures in seconds.
+
+    `hidden` is how many ranks it has beyond `MOST_RANKS`.
+    """
 
     key: Key
     host: str
@@ -103,6 +110,7 @@ class Engine:
     version: str = ""
     role: str = ""
     ranks: tuple[Rank, ...] = ()
+    hidden: int = 0
     figures: Mapping[str, float] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     problem: str = ""
@@ -130,6 +138,13 @@ class Engine:
         """The names of the models it serves."""
         return tuple(dict.fromkeys(rank.model for rank in self.ranks if rank.model))
 
+    @property
+    def data_parallel(self) -> int:
+        """The number of data-parallel ranks; several models of one server are not ranks of each other."""
+        if len(self.models) <= 1:
+            return len(self.ranks) + self.hidden
+        return len({rank.dp_rank for rank in self.ranks})
+
 
 def engines(snapshot: Snapshot) -> tuple[Engine, ...]:
     """Return every engine that the snapshot speaks of, by host and address."""
@@ -152,7 +167,8 @@ def engines(snapshot: Snapshot) -> tuple[Engine, ...]:
             kind=clean(info.get("engine_kind") or kinds.get(key) or (source.engine_kind if source else "")),
             version=clean(info.get("version") or (source.engine_version if source else "")),
             role=clean(info.get("role", "")),
-            ranks=ranks.get(key, ()),
+            ranks=ranks.get(key, ((), 0))[0],
+            hidden=ranks.get(key, ((), 0))[1],
             figures=own,
             reasons={q: why for q in SERVER_FIGURES if q not in own and (why := why_absent(missing, key[1], q))},
             facts=tuple(fact for fact in snapshot.facts if fact.server == key[1]),
@@ -161,12 +177,16 @@ def engines(snapshot: Snapshot) -> tuple[Engine, ...]:
     return tuple(rows)
 
 
-def _ranks(snapshot: Snapshot, missing: Mapping[tuple[str, str], Absence]) -> dict[Key, tuple[Rank, ...]]:
-    """Return the ranks of each server, by model and number."""
+def _ranks(snapshot: Snapshot, missing: Mapping[tuple[str, str], Absence]) -> dict[Key, tuple[tuple[Rank, ...], int]]:
+    """Return the first `MOST_RANKS` ranks of each server, by model and number, and how many more it has."""
     figures = collect(snapshot, RANK_FIGURES, RANK_KEY)
     waiting = collect_by(snapshot, "waiting_by_reason", RANK_KEY, "reason")
-    found: dict[Key, tuple[Rank, ...]] = {}
+    found: dict[Key, list[Rank]] = {}
+    number = Counter(key[:2] for key in figures)
     for key in sorted(figures, key=lambda k: (k[:3], in_number_order(k[3]))):
+        ranks = found.setdefault(key[:2], [])
+        if len(ranks) == MOST_RANKS:
+            continue
         own = figures[key]
         rank = Rank(
             key=key,
@@ -176,8 +196,8 @@ def _ranks(snapshot: Snapshot, missing: Mapping[tuple[str, str], Absence]) -> di
             reasons={q: why for q in RANK_FIGURES if q not in own and (why := why_absent(missing, key[1], q))},
             waiting_for=tuple((clean(reason), value) for reason, value in waiting.get(key, ())),
         )
-        found[key[:2]] = (*found.get(key[:2], ()), rank)
-    return found
+        ranks.append(rank)
+    return {server: (tuple(ranks), number[server] - len(ranks)) for server, ranks in found.items()}
 
 
 def _kinds(snapshot: Snapshot) -> dict[Key, str]:

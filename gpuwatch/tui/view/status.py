@@ -48,6 +48,8 @@ def state_text(snapshot: Snapshot | None, pulse: Pulse) -> tuple[str, str, str]:
     if pulse.paused:
         behind = (pulse.newest - snapshot.time) / 1000
         return "‖", f"paused -{age(behind)}" if behind >= 1 else "paused", "warn"
+    if snapshot.recording is not None and snapshot.recording.ended:
+        return "■", "end of the recording", "warn" if snapshot.recording.error else "info"
     if pulse.silent >= max(LATE_INTERVALS * snapshot.interval, LATE_SECONDS):
         return "✗", f"no data for {age(pulse.silent)}", "crit"
     return "●", f"{MODES[snapshot.mode]} {snapshot.interval:.1f} s", "ok"
@@ -64,7 +66,9 @@ def banner(snapshot: Snapshot | None) -> str:
     if snapshot.mode == "demo":
         return f"DEMO: recorded run, simulated GPUs{position}"
     if snapshot.mode == "replay":
-        return f"REPLAY: {clean(recording.path) if recording is not None else 'a recording'}{position}"
+        error = clean(recording.error.removeprefix(f"{recording.path}: ")) if recording is not None else ""
+        name = clean(recording.path) if recording is not None else "a recording"
+        return f"REPLAY: {name}{position}{f'  ✗ {error}' if error else ''}"
     return ""
 
 
@@ -114,7 +118,7 @@ def conclusion(snapshot: Snapshot, rows: tuple[Row, ...]) -> tuple[str, str, str
         return "◌", "nothing to judge yet", "dim"
     if len(blind) == len(rules):
         return "?", f"cannot tell: none of {plural(len(rules), 'rule')} can be evaluated yet", "warn"
-    if blind or down:
+    if blind or down or snapshot.problems:
         parts = [f"{len(rules) - len(blind)} of {plural(len(rules), 'rule')} find nothing"]
         if blind:
             parts.append(f"{len(blind)} cannot be evaluated (key 7)")
@@ -122,6 +126,11 @@ def conclusion(snapshot: Snapshot, rows: tuple[Row, ...]) -> tuple[str, str, str
             parts.append(f"{plural(len(down), 'source')} not answering")
         return "·", "; ".join(parts), "dim"
     return "✓", f"no findings: {plural(len(rules), 'rule')} evaluated, all quiet", "ok"
+
+
+def problems_text(snapshot: Snapshot) -> str:
+    """Return how many rule files were refused and rules fail, in one sentence; empty when none."""
+    return f"✗ {plural(len(snapshot.problems), 'rule problem')} (key 7)" if snapshot.problems else ""
 
 
 def source_rows(snapshot: Snapshot) -> list[tuple[str, str, str, str]]:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.cli.output import ranked, report_json
+from gpuwatch.cli.output import finding_lines, ranked, report_json
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding, NotEnough
 from gpuwatch.recording import Reader
 
@@ -135,7 +137,7 @@ def test_the_json_of_findings_has_exactly_the_documented_keys():
     )  # fmt: skip
     report = report_json([], [finding], [NotEnough("gpu_lost", "needs x", {"host": "h"})])
     (shown,) = report["findings"]
-    assert set(report) == {"schema", "inputs", "findings", "not_enough_evidence"}
+    assert set(report) == {"schema", "inputs", "findings", "not_enough_evidence", "problems"}
     assert set(shown) == FINDING_KEYS
     assert shown["evidence"] == [
         {"source": "metrics", "line": None, "text": "seen", "name": "m", "value": 1.0, "unit": "bytes"}
@@ -199,3 +201,74 @@ def test_a_recording_of_a_check_is_readable(alone, server, tmp_path):
     ticks = list(Reader(path).ticks())
     assert len(ticks) >= 2
     assert any(batch.target.startswith("engine:") for tick in ticks for batch in tick.batches)
+
+
+def test_values_that_json_does_not_have_become_texts():
+    finding = Finding("x", "info", "t", "c", 1.0, (Evidence("a", value=math.inf), Evidence("b", value=math.nan)))
+    values = [item["value"] for item in report_json([], [finding], [])["findings"][0]["evidence"]]
+    assert values == ["+Inf", "NaN"]
+
+
+def test_names_from_outside_cannot_steer_the_terminal():
+    labels = {"model_name": "m\x1b]0;PWN\x07\x1b[2J\nx"}
+    finding = Finding("x", "info", "t", "cause \x1b[31mred", 1.0, (Evidence("seen \x9b2J"),), labels=labels)
+    text = "\n".join(finding_lines(finding))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
+    assert "cause red" in text
+
+
+def test_two_engines_of_one_address_are_refused(alone):
+    done = gpuwatch("check", "--config", alone, "--engine", "http://127.0.0.1:9/a", "--engine", "http://127.0.0.1:9")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "127.0.0.1:9 is named more than once" in done.stderr
+
+
+def test_a_rule_file_that_is_refused_is_told_in_json_and_the_other_rules_run(tmp_path):
+    rules = tmp_path / "mine.yml"
+    rules.write_text("groups: [{name: g, rules: [{alert: A, expr: 'up >'}]}]\n")
+    config = tmp_path / "c.toml"
+    config.write_text(f'gpus = false\ndiscovery = false\nrules = ["{rules}"]\n')
+    report = json.loads(gpuwatch("check", "--for", 1, "--config", config, "--json").stdout)
+    assert len(report["problems"]) == 1
+    assert report["problems"][0].startswith(f"{rules}:1")
+    assert report["not_enough_evidence"]
+
+
+def test_a_rule_that_fails_while_it_runs_is_not_taken_for_healthy(tmp_path):
+    rules = tmp_path / "mine.yml"
+    expr = "gpuwatch_source_up + on () gpuwatch_source_poll_seconds"
+    rules.write_text(f"groups: [{{name: g, rules: [{{alert: Mine, expr: '{expr}'}}]}}]\n")
+    config = tmp_path / "c.toml"
+    config.write_text(f'gpus = false\ndiscovery = false\nrules = ["{rules}"]\n')
+    report = json.loads(gpuwatch("check", "--for", 3, "--config", config, "--json").stdout)
+    (failing,) = [item for item in report["not_enough_evidence"] if item["id"] == "Mine"]
+    assert "the rule fails" in failing["missing"]
+
+
+@pytest.mark.parametrize("target", ["/dev/full", None])
+def test_output_that_cannot_be_written_is_one_line_and_no_traceback(alone, target):
+    redirect = f">{target}" if target else ">&-"
+    command = f"{sys.executable} -m gpuwatch doctor --config {alone} {redirect}"
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (2 if target else 3)
+
+
+def test_a_terminal_without_utf8_gets_question_marks(alone):
+    done = gpuwatch("doctor", "--config", alone, PYTHONIOENCODING="ascii")
+    assert done.returncode == 3
+    assert "? gpuwatch" in done.stdout
+
+
+def test_a_recording_that_stops_on_a_full_disk_is_told(alone, tmp_path):
+    path = tmp_path / "run.rec"
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300)); "
+        "from gpuwatch.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "check", "--for", "3", "--json", "--config", alone, "--record", path],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert f"{path}: File too large; recording stopped" in done.stderr
+    assert json.loads(done.stdout)["problems"] == [f"{path}: File too large; recording stopped"]

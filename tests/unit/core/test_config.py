@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from gpuwatch.config import DEFAULT_PORTS, Config, ConfigError, EngineConfig, LogConfig, engine_from_url, load
@@ -110,3 +112,31 @@ def test_a_wrong_engine_address_is_refused_without_repeating_a_password(text):
     with pytest.raises(ConfigError) as error:
         engine_from_url(text)
     assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("source", ['""', '"  "', "3", '"a\\u0000b"'])
+def test_a_log_without_a_source_is_refused(tmp_path, source):
+    with pytest.raises(ConfigError, match=r"log 1: key 'source' is .*; allowed: a file, '-', 'journal:UNIT'"):
+        load(write(tmp_path, f"[[log]]\nsource = {source}"))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: path.mkdir(), "Is a directory"),
+        (os.mkfifo, "is no regular file"),
+        (lambda path: path.write_bytes(b"#" * ((1 << 20) + 1)), "is over 1 MiB"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused_at_once(tmp_path, make, words):
+    path = tmp_path / "x.toml"
+    make(path)
+    with pytest.raises(ConfigError, match=words):
+        load(path)
+
+
+def test_endless_and_impossible_files_are_refused_at_once():
+    with pytest.raises(ConfigError, match="is no regular file"):
+        load("/dev/zero")
+    with pytest.raises(ConfigError, match="null"):
+        load("a\0b")

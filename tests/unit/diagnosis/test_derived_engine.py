@@ -44,14 +44,23 @@ def evictions_after(pages):
     return seen
 
 
-def test_the_storm_of_0_10_2_has_three_evictions_and_the_first_is_seen_at_six_seconds():
-    # Running 7 -> 6 -> 5 -> 4 while nothing finishes; the engine's own counter stays at 0.
-    assert evictions_after(VLLM_0_10_2) == {0: 0, 3: 0, 6: 1, 12: 1, 18: 1, 24: 2, 30: 3, 36: 3}
+def every_second(pages):
+    """A captured storm seen once a second: a page holds until the next one."""
+    return [[p for p in pages if p.at <= second][-1]._replace(at=second) for second in range(pages[-1].at + 1)]
 
 
-def test_the_storm_of_0_31_0_is_seen_twelve_seconds_before_the_engine_counts_one():
-    # 5 -> 3 -> 2, then two requests finish and others take their places: a lower bound.
-    assert evictions_after(VLLM_0_31_0) == {0: 0, 3: 0, 6: 0, 12: 2, 18: 3, 24: 3, 30: 3, 36: 3}
+def test_the_storm_of_0_10_2_has_three_evictions_and_each_is_counted_when_it_has_lasted_two_seconds():
+    # Running falls 7 -> 6 -> 5 -> 4 at 6, 24 and 30 s while nothing finishes; the engine's own counter stays at 0.
+    seen = evictions_after(every_second(VLLM_0_10_2))
+    assert [second for second in range(1, 37) if seen[second] > seen[second - 1]] == [8, 26, 32]
+    assert seen[36] == 3
+    assert evictions_after(VLLM_0_10_2) == {0: 0, 3: 0, 6: 0, 12: 1, 18: 1, 24: 1, 30: 2, 36: 3}
+
+
+def test_the_storm_of_0_31_0_is_seen_ten_seconds_before_the_engine_counts_one():
+    # 5 -> 3 -> 2 at 12 and 18 s, then two requests finish and others take their places: a lower bound.
+    seen = evictions_after(every_second(VLLM_0_31_0))
+    assert (seen[13], seen[14], seen[19], seen[20], seen[36]) == (0, 2, 2, 3, 3)
     assert next(page.at for page in VLLM_0_31_0 if page.preemptions) == 24
 
 
@@ -82,12 +91,37 @@ def test_a_stop_string_that_the_front_end_sees_one_page_earlier_is_no_eviction()
 
 def test_an_eviction_is_counted_although_new_requests_arrive_at_the_same_time():
     feed = Feed()(running=5, waiting=2)
-    assert feed(running=4, waiting=9)[EVICTIONS] == 1
+    assert feed(running=4, waiting=9)(after=2)[EVICTIONS] == 1
 
 
 def test_a_finish_beside_an_eviction_is_told_apart():
     feed = Feed()(running=8, waiting=2)
-    assert feed(running=5, waiting=4, finished=1)[EVICTIONS] == 2
+    assert feed(running=5, waiting=4, finished=1)(after=2)[EVICTIONS] == 2
+
+
+def test_clients_that_time_out_and_send_again_are_no_evictions():
+    # Four of 16 give up every 10 s; their requests join the queue and their places are filled within two seconds.
+    feed = Feed()(running=16, waiting=20)
+    for _ in range(5):
+        feed(running=12, waiting=24, used_blocks=37)(running=16, waiting=20)(after=8)
+    assert feed[EVICTIONS] == 0
+    feed(running=12, waiting=24)(running=13, waiting=23)(running=16, waiting=20)(after=7)
+    assert feed[EVICTIONS] == 0
+
+
+def test_places_that_are_filled_in_part_leave_the_rest_as_evictions():
+    feed = Feed()(running=16, waiting=20)(running=12, waiting=24)(running=14, waiting=22)
+    assert feed()()[EVICTIONS] == 2
+
+
+def test_a_place_that_is_empty_because_its_new_request_finished_is_no_eviction():
+    feed = Feed()(running=16, waiting=20)(running=12, waiting=24)(running=15, waiting=20, finished=1)
+    assert feed()()[EVICTIONS] == 0
+
+
+def test_a_victim_that_runs_again_at_once_is_counted_by_the_movement_of_the_engines_own_counter():
+    feed = Feed()(running=16, waiting=20)(running=14, waiting=22)
+    assert feed(running=16, waiting=20, preemptions=2)()[EVICTIONS] == 2
 
 
 def test_requests_swapped_to_the_host_are_evictions_too():
@@ -97,7 +131,9 @@ def test_requests_swapped_to_the_host_are_evictions_too():
     derived.update(START, [Batch(TARGET, START, own, [*values(Page(0, 40, 0, 39, 0, 0, 0, 0, 0)), 0])])
     later = START + 1000
     out = derived.update(later, [Batch(TARGET, later, own, [*values(Page(1, 37, 0, 38, 0, 0, 0, 0, 0)), 3])])
-    assert read(out, EVICTIONS) == 3
+    last = Batch(TARGET, later + 2000, own, [*values(Page(3, 37, 0, 38, 0, 0, 0, 0, 0)), 3])
+    assert read(out, EVICTIONS) == 0
+    assert read(derived.update(later + 2000, [last]), EVICTIONS) == 3
 
 
 def test_a_missed_scrape_invents_no_eviction_and_loses_none():
@@ -105,7 +141,7 @@ def test_a_missed_scrape_invents_no_eviction_and_loses_none():
     assert feed[EVICTIONS] == 0
     assert feed(running=6, waiting=10)[EVICTIONS] == 0
     feed.fail()
-    assert feed(running=4, waiting=12)[EVICTIONS] == 2
+    assert feed(running=4, waiting=12).fail()()[EVICTIONS] == 2
 
 
 def test_pages_more_than_a_minute_apart_are_not_compared():
@@ -115,12 +151,17 @@ def test_pages_more_than_a_minute_apart_are_not_compared():
 
 def test_a_restart_is_no_eviction_and_the_counter_goes_on():
     feed = Feed()(running=6, waiting=10, generation_tokens=500, prompt_tokens=900)
-    assert feed(running=4, waiting=12)[EVICTIONS] == 2
+    assert feed(running=4, waiting=12)(after=2)[EVICTIONS] == 2
     feed.fail(Reason.UNREACHABLE)
     # The new process has a queue before it has run anything.
     assert feed(after=20, running=0, waiting=16, generation_tokens=0, prompt_tokens=0)[EVICTIONS] == 2
     feed(running=6, waiting=10)
-    assert feed(running=5, waiting=11)[EVICTIONS] == 3
+    assert feed(running=5, waiting=11)(after=2)[EVICTIONS] == 3
+
+
+def test_a_fall_just_before_a_restart_is_not_counted_after_it():
+    feed = Feed()(running=6, waiting=10, generation_tokens=500)(running=4, waiting=12)
+    assert feed(running=0, waiting=16, generation_tokens=0)(after=2)[EVICTIONS] == 0
 
 
 def test_without_finished_requests_nothing_is_derived():
@@ -137,7 +178,7 @@ def test_data_parallel_ranks_are_counted_apart():
     own = (*ranks[0], *ranks[1])
     derived = Derived("h")
     quiet = values(Page(0, 6, 2, 30, 0, 0, 0, 0, 0))
-    for time, running, waiting in ((START, 6, 2), (START + 1000, 3, 5)):
+    for time, running, waiting in ((START, 6, 2), (START + 1000, 3, 5), (START + 3000, 3, 5)):
         out = derived.update(
             time, [Batch(TARGET, time, own, [*quiet, *values(Page(0, running, waiting, 20, 0, 0, 0, 0, 0))])]
         )

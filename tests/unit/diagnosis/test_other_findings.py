@@ -256,3 +256,51 @@ class TestObservation:
         watch = Watch().run(60, live)
         assert watch.first_seen == {"source_degraded": 40}
         assert "log vllm.log can no longer be read" in watch["source_degraded"].cause
+
+    @pytest.mark.parametrize("moment", [120, 125])  # it answers, and it does not
+    def test_a_source_that_answers_now_and_then_is_not_said_to_be_gone(self, moment):
+        engine = {"host": "h", "source": "engine", "target": SERVER, "server": SERVER}
+        live = {
+            series("gpuwatch_source_up", **engine): lambda s: float(s % 10 < 5),
+            series("gpuwatch_source_age_seconds", **engine): lambda s: float(max(0, s % 10 - 4)),
+        }
+        watch = Watch().run(moment + 1, live)
+        cause = watch["source_degraded"].cause
+        assert "answers only now and then" in cause
+        assert "no longer" not in cause
+        assert "is old" not in cause
+
+    @pytest.mark.parametrize(
+        ("state", "meaning", "helps"),
+        [
+            ("resetting", "needs a reset", "nvidia-smi --gpu-reset -i 1"),
+            ("no_permission", "may not be read", "--gpus all"),
+            ("failed", "answers no call", "nvidia-smi -i 1"),
+        ],
+    )
+    def test_a_gpu_without_readings_is_told_and_not_taken_for_healthy(self, state, meaning, helps):
+        live = {
+            name("gpu_state", gpu(0), state="ok"): 1.0,
+            name("gpu_state", gpu(1), state="ok"): 0.0,
+            name("gpu_state", gpu(1), state=state): 1.0,
+        }
+        watch = Watch().run(30, live)
+        assert watch.first_seen == {"source_degraded": 15}
+        finding = watch["source_degraded"]
+        assert finding.severity == "warning"
+        assert finding.cause.startswith(f"GPU 1 (GPU-1) {meaning}")
+        assert any(helps in advice.text for advice in finding.advice)
+        assert "GPUs that are read: 1" in texts(finding)
+
+    def test_two_gpus_without_readings_are_two_findings_and_an_unknown_uuid_is_not_shown(self):
+        rows = [{"host": "h", "uuid": f"index:{index}", "gpu": str(index)} for index in (0, 1)]
+        watch = Watch().run(30, {name("gpu_state", row, state="failed"): 1.0 for row in rows})
+        assert sorted(finding.cause[:20] for finding in watch.findings) == [
+            "GPU 0 answers no cal",
+            "GPU 1 answers no cal",
+        ]
+
+    def test_a_gpu_that_was_lost_before_it_could_say_its_uuid_is_named_without_one(self):
+        row = {"host": "h", "uuid": "index:0", "gpu": "0"}
+        watch = Watch().run(10, {name("gpu_state", row, state="lost"): 1.0})
+        assert watch["gpu_lost"].cause.startswith("GPU 0 has dropped off")

@@ -1,11 +1,16 @@
 """Exact values of ours for pages of several versions, worked out by reading the pages."""
 
+import math
+import re
+
+import numpy as np
 import pytest
 
 from gpuwatch.engines import vllm
-from gpuwatch.engines.catalog import detect
+from gpuwatch.engines.catalog import ENGINES, detect
 from gpuwatch.engines.derive import compile_page
 from gpuwatch.engines.info import EngineInfo, read_models, read_server_info, read_version
+from gpuwatch.engines.plan import PlanBuilder
 from gpuwatch.model import NAME, Reason, series
 from gpuwatch.series import METRICS
 from gpuwatch.sources.engine.exposition import ExpositionParser
@@ -283,6 +288,23 @@ def test_series_beyond_the_limit_are_left_out_and_counted(monkeypatch):
     assert compiled.plan.dropped == 11  # ten of the page and the info series
 
 
+def test_of_too_many_models_the_first_are_kept_whole_and_all_keep_more_than_buckets(monkeypatch, fixture_page):
+    one = [line for line in fixture_page("vllm-0.32.0-storm.txt").decode().splitlines() if "{" in line]
+    page = "".join(line.replace('"tiny"', f'"m{n}"') + "\n" for n in range(30) for line in one)
+    monkeypatch.setattr("gpuwatch.engines.plan.MAX_SERIES", 10**9)
+    whole, _ = convert(page, "0.32.0")
+    parts = {model: {key for key in whole if dict(key).get("model_name") == model} for model in ("m0", "m1", "m29")}
+    scalars = [key for key in whole if "le" not in dict(key)]
+    monkeypatch.setattr("gpuwatch.engines.plan.MAX_SERIES", len(scalars) + len(parts["m0"]))
+    found, compiled = convert(page, "0.32.0")
+    assert len(found) <= len(scalars) + len(parts["m0"])
+    assert compiled.plan.dropped == len(whole) - len(found)
+    assert set(scalars) <= found.keys()
+    assert parts["m0"] <= found.keys()
+    assert not any("le" in dict(key) for key in found if dict(key).get("model_name") == "m29")
+    assert [key for key in whole if key in found] == list(found)
+
+
 def test_sglang_0_4_6(fixture_page):
     found, _ = convert(fixture_page("sglang-0.4.6.txt"), "0.4.6.post5")
     engine = {"kind": "sglang", "model_name": "qwen"}
@@ -436,3 +458,39 @@ def test_server_info_gives_settings_and_leaves_keys_and_unset_values_out():
     assert info.role == "prefill"
     assert info.setting("prefix_caching") == 1.0
     assert "secret" not in repr(info)
+
+
+@pytest.mark.parametrize("reading", ["NaN", "+Inf", "-Inf", "-0.5"])
+def test_a_reading_that_is_no_number_takes_only_itself_and_what_is_computed_from_it(reading, fixture_page):
+    body = fixture_page("vllm-0.32.0-storm.txt").decode()
+    whole, _ = convert(body, "0.32.0")
+    head = 'vllm:kv_cache_usage_perc{engine="0",model_name="tiny"}'
+    broken, _ = convert(re.sub(rf"(?m)^{re.escape(head)} .*$", f"{head} {reading}", body), "0.32.0")
+    gone = {dict(key)[NAME].removeprefix("gpuwatch_engine_") for key in whole.keys() - broken.keys()}
+    assert gone == {"kv_cache_usage_ratio", "kv_cache_free_tokens"}
+    assert all(whole[key] == value for key, value in broken.items())
+
+
+@pytest.mark.parametrize("reading", ["NaN", "+Inf", "-Inf", "-1", "1e308"])
+@pytest.mark.parametrize("name", ["vllm-0.32.0-storm.txt", "vllm-0.6.4-v0.txt", "sglang-0.5.23-two-ranks.txt"])
+def test_a_page_of_nothing_but_such_numbers_is_read_without_an_error(name, reading, fixture_page):
+    lines = fixture_page(name).decode().splitlines()
+    body = "\n".join(line if line.startswith("#") else f"{line.rpartition(' ')[0]} {reading}" for line in lines)
+    found, _ = convert(body + "\n")
+    assert found
+    assert all(math.isfinite(value) and value >= 0 for value in found.values())
+
+
+def test_a_formula_that_raises_loses_only_its_own_series():
+    builder = PlanBuilder(ENGINES["vllm"], [series("vllm:num_requests_running", model_name="m")], "h", "s:1")
+    (of,) = builder.engines()
+    for error in (ZeroDivisionError, ValueError, OverflowError, TypeError, KeyError):
+
+        def fails(_, error=error):
+            raise error
+
+        builder.formula(f"gpuwatch_engine_{error.__name__}", of, ["gpuwatch_engine_requests_running"], fails)
+    builder.formula("gpuwatch_engine_twice", of, ["gpuwatch_engine_requests_running"], lambda value: 2 * value)
+    keys, values = builder.build().apply(np.array([3.0]))
+    assert [dict(key)[NAME] for key in keys] == ["gpuwatch_engine_requests_running", "gpuwatch_engine_twice"]
+    assert values.tolist() == [3.0, 6.0]

@@ -1,7 +1,10 @@
 """The engine source against real servers on the loopback interface, most of them bad ones."""
 
+import base64
 import gzip
 import json
+import os
+import re
 import socket
 import struct
 import threading
@@ -11,10 +14,16 @@ from contextlib import suppress
 import pytest
 
 from gpuwatch.clock import ManualClock, SystemClock
-from gpuwatch.model import Reason, label, name_of, series
-from gpuwatch.sources.engine.http import proxies_for
+from gpuwatch.model import Reason, SourceError, label, name_of, series
+from gpuwatch.sources.engine.connect import proxies_for
+from gpuwatch.sources.engine.http import Client
 from gpuwatch.sources.engine.source import EngineSource, EngineTarget
 
+TINY = (
+    'vllm:num_requests_running{engine="0",model_name="m"} 2.0\n'
+    'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.5\n'
+    'vllm:generation_tokens_total{engine="0",model_name="m"} 100.0\n'
+)
 SECRET = "sk-very-secret-key"
 
 
@@ -156,6 +165,41 @@ def test_a_missing_token_file_is_said(site, tmp_path, source):
     failed(source(site.url, token_file=str(tmp_path / "no")).poll(), Reason.NOT_FOUND, "token_file", "does not exist")
 
 
+@pytest.mark.parametrize(
+    "token", ["sk-very\nX-Other: 1", "sk-very secret", "sk-véry", "sk-\x00very", "sk-very\r\nsecret"]
+)
+def test_a_token_that_no_header_can_carry_is_said_without_showing_it(token, site, tmp_path, source):
+    file = tmp_path / "token"
+    file.write_text(token + "\n", encoding="utf-8", newline="")
+    for options, where in (({"token": token}, "the token is"), ({"token_file": str(file)}, f"token_file {file} is")):
+        batch = source(site.url, **options).poll()
+        failed(batch, Reason.UNAUTHORIZED, where, "line break", "HTTP header")
+        assert "sk-" not in batch.detail
+    assert site.asked == []
+
+
+def test_a_token_with_a_line_break_at_its_end_is_used_without_it(site, source):
+    assert source(site.url, token="sk-1\n").poll().up
+    assert site.asked[0][1]["Authorization"] == "Bearer sk-1"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: path.mkdir(), "no regular file"),
+        (os.mkfifo, "no regular file"),
+        (lambda path: path.write_text("\n"), "is empty"),
+        (lambda path: path.write_text("x" * 20_000), "over 16 KiB"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "cannot be read: UnicodeDecodeError"),
+    ],
+)
+def test_a_token_file_that_is_none_is_said(make, words, site, tmp_path, source):
+    make(tmp_path / "token")
+    batch = source(site.url, token_file=str(tmp_path / "token")).poll()
+    assert not batch.up
+    assert words in batch.detail
+
+
 def test_a_wrong_content_type_is_accepted_when_the_text_is_metrics(site, fixture_page, source):
     site.serve("/metrics", fixture_page("vllm-0.31.0-storm.txt"), kind="text/html")
     assert value(source(site.url).poll(), "requests_running") == 3.0
@@ -206,7 +250,94 @@ def test_proxies_of_the_environment_are_never_used_for_this_machine(monkeypatch)
     assert proxies_for("http://gpu-7.example:8000") == {"http": "http://127.0.0.1:9"}
 
 
+def test_addresses_and_networks_of_no_proxy_are_asked_directly(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "10.0.0.0/8, .inner.example,host.example:8000")
+    direct = ("10.1.2.3:8000", "a.inner.example", "host.example:8000")
+    through = ("11.1.2.3:8000", "inner2.example", "host.example:9000")
+    assert [proxies_for(f"http://{server}") for server in direct] == [{}] * 3
+    assert [proxies_for(f"http://{server}") for server in through] == [{"http": "http://127.0.0.1:9"}] * 3
+
+
+def test_a_proxy_gets_the_whole_address_and_its_password_and_the_engine_only_its_own(raw_server):
+    asked = []
+
+    def proxy(connection, server):
+        asked.append(read_request(connection))
+        connection.sendall(answer("x 1\n"))
+
+    address = raw_server(proxy).url.replace("http://", "http://me:p%40ss@")
+    client = Client(proxies={"http": address})
+    got = client.get("http://gpu-7.example:8000/metrics?a=b", timeout=2, limit=100, accept="text/plain", token=SECRET)
+    client.close()
+    assert got.body == b"x 1\n"
+    lines = asked[0].splitlines()
+    assert lines[0] == "GET http://gpu-7.example:8000/metrics?a=b HTTP/1.1"
+    assert "Host: gpu-7.example:8000" in lines
+    assert "Proxy-Authorization: Basic bWU6cEBzcw==" in lines
+    assert f"Authorization: Bearer {SECRET}" in lines
+
+
+def test_https_goes_through_a_tunnel_of_the_proxy(raw_server, tls_site, certificate):
+    asked = []
+
+    def tunnel(connection, server):
+        asked.append(read_request(connection))
+        with socket.create_connection(("127.0.0.1", int(tls_site.url.rpartition(":")[2]))) as inner:
+            connection.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            back = threading.Thread(target=pass_on, args=(inner, connection), daemon=True)
+            back.start()
+            pass_on(connection, inner)
+            back.join(2)
+
+    client = Client(verify=str(certificate[0]), proxies={"https": raw_server(tunnel).url})
+    got = client.get(tls_site.url + "/metrics", timeout=3, limit=10_000, accept="text/plain", token=SECRET)
+    client.close()
+    assert got.status == 200
+    assert asked[0].startswith(f"CONNECT {tls_site.url[8:]} HTTP/1.")
+    assert SECRET not in asked[0]
+
+
+def pass_on(reader, writer):
+    with suppress(OSError):
+        while data := reader.recv(65536):
+            writer.sendall(data)
+        writer.shutdown(socket.SHUT_WR)
+
+
+def test_a_proxy_of_another_kind_is_refused():
+    client = Client(proxies={"http": "socks5://127.0.0.1:9"})
+    with pytest.raises(SourceError, match="proxy of the kind socks5:// is not supported"):
+        client.get("http://gpu-7.example:8000/metrics", timeout=1, limit=100, accept="text/plain")
+
+
+def test_a_password_in_the_address_is_sent_and_not_shown(site, source):
+    batch = source(site.url.replace("http://", f"http://me:{SECRET}@")).poll()
+    sent = base64.b64decode(site.asked[0][1]["Authorization"].removeprefix("Basic ")).decode()
+    assert sent == f"me:{SECRET}"
+    assert batch.up
+    assert SECRET not in repr(batch)
+
+
+def test_the_end_of_an_earlier_request_does_not_end_the_next(raw_server, source):
+    def slow(connection, server):
+        for pause in (0.0, 0.4):
+            read_request(connection)
+            server.over.wait(pause)
+            connection.sendall(answer("x 1\n"))
+
+    client = Client()
+    url = raw_server(slow).url
+    client.get(url, timeout=0.3, limit=100, accept="text/plain")
+    assert client.get(url, timeout=2, limit=100, accept="text/plain").status == 200
+    client.close()
+
+
 # TLS
+
+
+def test_a_missing_certificate_file_is_said(tls_site, source):
+    failed(source(tls_site.url, ca_file="/no/such.pem").poll(), Reason.NOT_FOUND, "ca_file /no/such.pem")
 
 
 def test_tls_with_the_right_certificate_file_and_without_verification(tls_site, certificate, source):
@@ -629,3 +760,48 @@ def test_labels_of_ours_are_on_every_series(site, source):
         dp_rank="0",
     )
     assert running in batch.keys
+
+
+def test_a_reading_that_is_no_number_is_absent_with_a_reason_and_the_rest_is_kept(site, fixture_page, source):
+    reader = source(site.url)
+    body = fixture_page("vllm-0.32.0-storm.txt")
+    site.serve("/metrics", body)
+    whole = reader.poll()
+    site.serve("/metrics", re.sub(rb"(?m)^(vllm:kv_cache_usage_perc\{[^}]*\}) .*$", rb"\1 NaN", body))
+    broken = reader.poll()
+    assert broken.up
+    lost = {"gpuwatch_engine_kv_cache_usage_ratio", "gpuwatch_engine_kv_cache_free_tokens"}
+    assert {name_of(key) for key in set(whole.keys) - set(broken.keys)} == lost
+    said = {name_of(one.labels): one for one in broken.absent if one not in whole.absent}
+    assert said.keys() == lost
+    assert all(one.reason is Reason.FAILED and "NaN" in one.detail for one in said.values())
+    site.serve("/metrics", body)
+    assert reader.poll().absent == whole.absent
+
+
+def test_a_start_time_that_is_no_number_is_not_an_endless_restart(site, source):
+    site.serve("/metrics", TINY + "process_start_time_seconds NaN\n")
+    reader = source(site.url)
+    reader.poll()
+    assert "engine_restarted" not in facts(reader.poll())
+
+
+def test_a_pool_size_beyond_every_number_is_absent_and_the_rest_is_kept(site, source):
+    info = 'vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="' + "9" * 400 + '"} 1.0\n'
+    site.serve("/metrics", TINY + info)
+    batch = source(site.url).poll()
+    assert batch.up, batch.detail
+    assert value(batch, "requests_running") == 2
+    assert value(batch, "kv_block_size_tokens") == 16
+    assert value(batch, "kv_cache_blocks") is None
+
+
+def test_thousands_of_models_on_one_page_are_cut_and_said(site, source):
+    line = 'vllm:request_success_total{{engine="0",finished_reason="stop",model_name="m{0}"}} {0}\n'
+    site.serve("/metrics", TINY + "".join(line.format(number) for number in range(16_000)))
+    batch = source(site.url).poll()
+    assert batch.up
+    assert len(batch.keys) == 15_000
+    # With the 3 series of the one model that runs and the info series there are 16,004.
+    assert value(batch, "requests_running", model_name="m") == 2
+    assert batch.detail.startswith("1,004 series of this page are left out; at most 15,000 are kept")

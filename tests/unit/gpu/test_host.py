@@ -11,7 +11,7 @@ import pytest
 from gpuwatch.clock import ManualClock
 from gpuwatch.model import Reason, label, name_of
 from gpuwatch.series import METRICS
-from gpuwatch.sources.host import EngineUsage, HostSource, busy_ratio, nvidia_devices
+from gpuwatch.sources.host import EngineUsage, HostSource, busy_ratio, nvidia_devices, read_memory
 from gpuwatch.sources.host_cgroup import Limits, read_limits
 from gpuwatch.sources.nvml.attribution import EngineProcess
 
@@ -46,6 +46,40 @@ def test_the_machine_is_measured(tmp_path):
     statistics = os.statvfs(tmp_path)
     assert found["host_shm_total_bytes", ""] == statistics.f_blocks * statistics.f_frsize
     assert {name_of(key) for key in source.poll().keys} <= METRICS.keys()
+
+
+def test_memory_is_read_from_the_kernels_file_and_from_psutil_where_that_cannot_be(tmp_path):
+    good = tmp_path / "meminfo"
+    good.write_text(
+        "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 300 kB\nSwapTotal: 50 kB\nSwapFree: 20 kB\n"
+        "HugePages_Total: 0\n"
+    )
+    assert read_memory(str(good)) == (1000 * 1024, 300 * 1024, 50 * 1024, 30 * 1024)
+    # Some containers show the host's available memory beside their own total.
+    bad = tmp_path / "container"
+    bad.write_text("MemTotal: 1000 kB\nMemAvailable: 3000 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n")
+    for path in (bad, tmp_path / "missing"):
+        assert read_memory(str(path))[0] == psutil.virtual_memory().total
+
+
+def test_memory_in_use_beside_a_limit_is_read_at_every_poll(tmp_path):
+    group = "sys/fs/cgroup"
+    tree(tmp_path, {f"{group}/cgroup.controllers": "memory\n", f"{group}/memory.max": "1000\n"})
+    source = HostSource("h", ManualClock(), root=tmp_path)
+    for used in (700, 800):
+        tree(tmp_path, {f"{group}/memory.current": f"{used}\n"})
+        assert values(source.poll())["host_cgroup_memory_used_bytes", ""] == used
+
+
+def test_a_limit_that_is_set_later_is_seen_within_ten_seconds(tmp_path):
+    group = "sys/fs/cgroup"
+    tree(tmp_path, {f"{group}/cgroup.controllers": "memory\n", f"{group}/memory.max": "max\n"})
+    clock = ManualClock()
+    source = HostSource("h", clock, root=tmp_path)
+    assert ("host_cgroup_memory_limit_bytes", "") not in values(source.poll())
+    tree(tmp_path, {f"{group}/memory.max": "1000\n"})
+    clock.advance(10)
+    assert values(source.poll())["host_cgroup_memory_limit_bytes", ""] == 1000
 
 
 def test_keys_stay_the_same_object(tmp_path):
@@ -171,3 +205,32 @@ def test_engines_are_labelled_with_server_and_kind(tmp_path):
     }
     assert values(batch)["engine_processes", "127.0.0.1:8000"] == 1
     assert values(batch)["engine_process_cpu_seconds_total", "127.0.0.1:8000"] > 0
+
+
+def test_an_engine_whose_processes_have_ended_has_none_also_when_it_is_no_longer_found(tmp_path):
+    clock, found = ManualClock(), []
+    source = HostSource("h", clock, lambda: tuple(found), root=tmp_path)
+    assert ("engine_processes", "s:1") not in values(source.poll())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        found.append(EngineProcess("s:1", process.pid, frozenset(), engine_kind="vllm"))
+        assert values(source.poll())["engine_processes", "s:1"] == 1
+        process.kill()
+        deadline = time.monotonic() + 10
+        # Nobody has waited for it yet: it is still listed, as a zombie.
+        while values(source.poll())["engine_processes", "s:1"] and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert values(source.poll())["engine_processes", "s:1"] == 0
+    found.clear()
+    gone = source.poll()
+    assert values(gone)["engine_processes", "s:1"] == 0
+    assert values(gone)["engine_process_resident_bytes", "s:1"] == 0
+    clock.advance(901)
+    assert ("engine_processes", "s:1") not in values(source.poll())
+
+
+def test_an_engine_that_is_not_found_for_a_moment_keeps_its_processes(tmp_path):
+    found = [EngineProcess("s:1", os.getpid(), frozenset(), engine_kind="vllm")]
+    source = HostSource("h", ManualClock(), lambda: tuple(found), root=tmp_path)
+    source.poll()
+    found.clear()
+    assert values(source.poll())["engine_processes", "s:1"] == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.clock import ManualClock, SystemClock
-from gpuwatch.model import Reason
+from gpuwatch.model import Reason, label, name_of
 from gpuwatch.sources.nvml import source as nvml
 from gpuwatch.sources.nvml.source import NvmlSource, Timing
 
@@ -39,11 +39,30 @@ def test_a_gpu_lost_before_the_start_is_reported_and_named_when_it_answers(machi
     fake.set(1, dev_err=15)
     watched = watch(fake)
     watched.until(lambda: watched.state("1") == "lost")
-    assert "uuid" not in watched.labels("state", "1")
+    assert watched.labels("state", "1")["uuid"] == "index:1"
+    assert watched.batch.detail == "GPU 1: no longer answers on the bus"
     assert watched.value("busy_ratio", "0") == 0.97
     fake.set(1, dev_err=0)
     watched.until(lambda: watched.state("1") == "ok")
     assert watched.labels("state", "1")["uuid"] == UUID(1)
+    assert not any(label(key, "uuid").startswith("index:") for key in watched.batch.keys)
+    assert watched.batch.detail == ""
+
+
+@pytest.mark.parametrize(("code", "state"), [(4, "no_permission"), (15, "lost"), (16, "resetting"), (999, "failed")])
+def test_gpus_that_never_said_their_uuid_are_not_taken_for_one(machine, watch, code, state):
+    fake = machine(gpus=4)
+    for index in (1, 2, 3):
+        fake.set(index, dev_err=code)
+    watched = watch(fake)
+    watched.until(lambda: [watched.state(str(index)) for index in range(4)] == ["ok", state, state, state])
+    states = {label(key, "uuid") for key in watched.batch.keys if name_of(key) == "gpuwatch_gpu_state"}
+    assert states == {UUID(0), "index:1", "index:2", "index:3"}
+    assert len(set(watched.batch.keys)) == len(watched.batch.keys)
+    fake.set(2, dev_err=0)
+    watched.until(lambda: watched.state("2") == "ok")
+    states = {label(key, "uuid") for key in watched.batch.keys if name_of(key) == "gpuwatch_gpu_state"}
+    assert states == {UUID(0), "index:1", UUID(2), "index:3"}
 
 
 def test_a_gpu_that_needs_a_reset_is_resetting_and_shows_what_still_answers(machine, watch):
@@ -58,6 +77,7 @@ def test_a_gpu_that_needs_a_reset_is_resetting_and_shows_what_still_answers(mach
     watched.until(lambda: watched.value("memory_used_bytes", "1") is None)
     assert watched.state("1") == "resetting"
     assert watched.state("0") == "ok"
+    assert watched.batch.detail == "GPU 1: needs a reset"
 
 
 def test_missing_permission_is_a_state_for_a_gpu_and_a_reason_for_a_value(machine, watch):
@@ -154,6 +174,8 @@ def test_a_hanging_initialisation_is_said_and_does_not_hold_up_poll_or_close(mac
     assert (batch.up, batch.reason) == (False, Reason.NEVER_SEEN)
     watched.until(lambda: watched.host_value("gpuwatch_host_nvml_unresponsive_seconds") is not None)
     watched.until(lambda: "nvmlInit has not returned for" in watched.batch.absent[0].detail)
+    assert (watched.batch.up, watched.batch.reason) == (True, Reason.HUNG)
+    assert watched.batch.detail == watched.batch.absent[0].detail
     assert watched.batch.duration < 0.3
     begin = time.monotonic()
     watched.source.close()

@@ -1,15 +1,27 @@
 from __future__ import annotations
 
+import ctypes
 import random
 import subprocess
 import sys
 
+import pynvml
 import pytest
 
 from gpuwatch.model import Reason
 from gpuwatch.sources.nvml import reasons
+from gpuwatch.sources.nvml.fields import _FieldValue, _Value
 from gpuwatch.sources.nvml.gpus import Gpu
 from gpuwatch.sources.nvml.wire import MAX_LINE, Decoder, encode
+
+
+def test_field_values_are_laid_out_as_in_the_binding():
+    theirs = pynvml.c_nvmlFieldValue_t
+    assert ctypes.sizeof(_FieldValue) == ctypes.sizeof(theirs)
+    for name, _ in theirs._fields_:
+        ours, other = getattr(_FieldValue, name), getattr(theirs, name)
+        assert (ours.offset, ours.size) == (other.offset, other.size)
+    assert [name for name, _ in _Value._fields_] == [name for name, _ in pynvml.c_nvmlValue_t._fields_]
 
 
 def test_messages_survive_any_cut_of_the_stream():

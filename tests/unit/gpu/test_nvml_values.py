@@ -127,6 +127,20 @@ def test_impossible_values_are_absent(machine, watch):
     assert watched.absent("temperature_celsius") == (Reason.FAILED, "the driver reported an impossible value")
 
 
+def test_more_used_memory_than_there_is_is_no_reading(machine, watch):
+    fake = machine(gpus=1)
+    fake.set(0, mem_used=2**60)
+    watched = watch(fake)
+    watched.poll()
+    assert watched.value("memory_used_bytes") is None
+    assert watched.value("memory_used_high_bytes") is None
+    assert watched.absent("memory_used_bytes") == (Reason.FAILED, "the driver reported an impossible value")
+    assert watched.state() == "ok"
+    fake.set(0, mem_used=70_000_000_000)
+    watched.until(lambda: watched.value("memory_used_bytes") == 70_000_000_000)
+    assert watched.value("memory_used_high_bytes") <= 70_000_000_000
+
+
 def test_unsupported_values_are_absent_with_the_reason_and_the_rest_is_there(machine, watch):
     fake = machine(gpus=1)
     fake.unset(0, "temp", "ecc_corr_vol", "ecc_unc_vol", "remap_corr", "power_enforced")

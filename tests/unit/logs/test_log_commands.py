@@ -175,7 +175,7 @@ def test_a_program_that_cannot_be_run_says_so(tool, source, tmp_path):
 def test_a_program_that_fails_gives_its_last_words_and_is_tried_again_later(tool, source, clock, message, reason):
     notes = tool("docker", f"echo '{message}' >&2; exit 1")
     log = source("docker:gone")
-    batches = poll_until(log, lambda seen: not seen[-1].up)
+    batches = poll_until(log, lambda seen: "ended" in seen[-1].detail)
     assert batches[-1].reason is reason
     assert batches[-1].detail == f"container gone: docker ended with status 1: {message}"
     for _ in range(5):
@@ -183,10 +183,54 @@ def test_a_program_that_fails_gives_its_last_words_and_is_tried_again_later(tool
     assert notes.read_text().count("logs") == 1
     clock.advance(1.1)
     poll_until(log, lambda _: notes.read_text().count("logs") == 2)
-    poll_until(log, lambda seen: not seen[-1].up)
+    poll_until(log, lambda seen: "ended" in seen[-1].detail)
     clock.advance(1.1)
     assert not log.poll().up
     assert notes.read_text().count("logs") == 2
+
+
+def test_the_error_of_a_program_is_no_line_of_the_log_and_the_log_is_down_from_the_first_poll_on(tool, source, clock):
+    error = "Error response from daemon: No such container: nope"
+    notes = tool("docker", f"echo '{error}' >&2; echo 'Run docker logs --help for more' >&2; exit 1")
+    log = source("docker:nope")
+    batches = []
+    for start in range(1, 4):
+        batches += poll_until(
+            log, lambda seen, start=start: notes.exists() and notes.read_text().count("logs") == start
+        )
+        batches += poll_until(log, lambda seen: error in seen[-1].detail)
+        batches.append(log.poll())
+        clock.advance(5)
+    assert not any(batch.up for batch in batches)
+    assert lines(batches) == []
+    assert [batch.events for batch in batches if batch.events] == []
+    assert {batch.reason for batch in batches} <= {Reason.NEVER_SEEN, Reason.NOT_FOUND}
+    assert "has been started and has said nothing yet" in batches[0].detail or error in batches[0].detail
+
+
+def test_a_log_that_is_started_again_is_up_when_a_new_line_comes_and_not_for_its_old_ones(tool, source, clock):
+    stamp = "2025-11-30T12:00:0{}.000000000Z "
+    tool(
+        "docker",
+        f"echo '{stamp.format(1)}line 1'; [ \"$(wc -l < \"$NOTES\")\" -gt 2 ] && echo '{stamp.format(2)}line 2' && {LONG}",
+    )
+    log = source("docker:x")
+    poll_until(log, lambda seen: not seen[-1].up and "ended" in seen[-1].detail)
+    clock.advance(1.1)
+    again = [log.poll() for _ in range(30) if not time.sleep(0.01)]
+    assert not any(batch.up for batch in again)
+    clock.advance(2.1)
+    batches = poll_until(log, lambda seen: seen[-1].up)
+    assert [text.split("Z ")[1] for text in lines(batches)] == ["line 2"]
+
+
+def test_a_quiet_container_is_followed_once_the_program_has_run_for_a_while(tool, source, clock):
+    notes = tool("docker", LONG)
+    log = source("docker:quiet")
+    poll_until(log, lambda _: notes.exists())
+    assert (log.poll().up, log.poll().reason) == (False, Reason.NEVER_SEEN)
+    clock.advance(3.1)
+    assert log.poll().up
 
 
 def test_after_a_restart_no_line_is_read_twice(tool, source, clock):
@@ -194,7 +238,7 @@ def test_after_a_restart_no_line_is_read_twice(tool, source, clock):
     first = "".join(f"echo '{stamp.format(n)}line {n}';" for n in (1, 2))
     tool("docker", f'{first} [ "$(wc -l < "$NOTES")" -gt 1 ] && {{ echo "{stamp.format(3)}line 3"; {LONG}; }}; exit 0')
     log = source("docker:x")
-    batches = poll_until(log, lambda seen: not seen[-1].up)
+    batches = poll_until(log, lambda seen: "ended" in seen[-1].detail)
     clock.advance(1.1)
     batches += poll_until(log, lambda seen: len(lines(seen)) > 0)
     assert [text.split("Z ")[1] for text in lines(batches)] == ["line 1", "line 2", "line 3"]

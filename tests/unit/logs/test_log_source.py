@@ -427,3 +427,48 @@ def test_standard_input_is_read_as_it_comes_and_its_end_is_no_failure(clock):
 
 def test_a_source_on_standard_input_is_called_stdin(clock):
     assert LogSource("-", "node-1", clock).target == "log:stdin"
+
+
+PREFIX = "(APIServer pid=9) INFO 11-29 18:10:03 [logger.py:40] "
+
+
+@pytest.mark.parametrize(
+    "outer", ["", "2026-11-29T18:10:03.123Z ", "Nov 29 18:10:03 host vllm[7]: ", "(APIServer pid=9) "]
+)
+def test_the_further_lines_of_a_prompt_are_cut_out_too(path, source, outer):
+    append(path, "")
+    log = source()
+    log.poll()
+    body = [
+        f"{outer}{PREFIX.removeprefix(outer)}Received request cmpl-1: prompt: 'TOPSECRET one",
+        f"{outer}TOPSECRET two",
+        f"{outer}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. TOPSECRET three",
+        f"{outer}",
+        f"{outer}TOPSECRET four', params: None",
+        f"{outer}{PREFIX.removeprefix(outer)}Started",
+        f"{outer}a line of its own",
+    ]
+    append(path, "\n".join(body) + "\n")
+    batch = log.poll()
+    texts = [line.text for line in batch.lines]
+    assert len(texts) == 3
+    assert texts[0].endswith("Received request cmpl-1: <redacted>")
+    assert texts[2].endswith("a line of its own")
+    assert "TOPSECRET" not in repr(batch)
+    assert count(log.poll(), "torch_oom") == 0
+
+
+def test_a_traceback_behind_an_open_prompt_is_shown_and_its_cause_counted(path, source):
+    append(path, "")
+    log = source()
+    log.poll()
+    append(path, 'Received request cmpl-1: prompt: \'TOPSECRET\nTraceback (most recent call last):\n  File "x"\n' + OOM)
+    batch = log.poll()
+    assert [line.text[:20] for line in batch.lines][1:3] == ["Traceback (most rece", '  File "x"']
+    assert count(log.poll(), "torch_oom") == 1
+
+
+def test_a_prompt_without_an_end_does_not_hide_the_log_for_good(path, source):
+    append(path, "prompt: 'TOPSECRET\n" + "x\n" * 500 + "an engine without prefixes\n")
+    batch = source().poll()
+    assert [line.text for line in batch.lines] == ["prompt: <redacted>", "an engine without prefixes"]

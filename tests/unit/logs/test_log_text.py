@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwatch.engines.log_text import clean, limit, redact
+from gpuwatch.engines.log_text import clean, leaves_open, limit, redact
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,18 @@ def test_a_long_text_ends_in_an_ellipsis():
         "pydantic_core.ValidationError: 1 error, input_value={'messages': 'TOPSECRET'}, input_type=dict",
         'POST body {"prompt": "TOPSECRET"}',
         "prompt_token_ids=[31337, 31338] TOPSECRET",
+        'content: "TOPSECRET',
+        "ERROR 1 validation error: {'type': 'missing', 'loc': ('body', 'model'), 'input': {'content': 'TOPSECRET'}}",
+        'INFO 11-29 18:10:03 [x.py:1] {"text": "TOPSECRET", "n": 31337}',
+        '{"query":"TOPSECRET"}',
+        '{\\"input\\": \\"TOPSECRET\\"}',
+        "ChatMessage(role='user', content='TOPSECRET')",
+        "prompt: TOPSECRET words without quotes",
+        "[2026-05-24 03:51:44] User prompt: TOPSECRET",
+        "INFO 11-29 18:10:03 [x.py:1] Input: text=TOPSECRET",
+        'INFO:     10.0.0.1:1 - "GET /search?q=TOPSECRET&n=31337 HTTP/1.1" 200 OK',
+        'INFO:     10.0.0.1:1 - "POST /v1/x?prompt=TOPSECRET%20words HTTP/1.1" 200 OK',
+        "fetching http://host/answer?question=TOPSECRET",
     ],
 )
 def test_no_prompt_and_no_answer_gets_through(line):
@@ -111,7 +123,33 @@ def test_known_shapes_of_tokens_are_cut_wherever_they_stand(secret):
         "ValueError: To serve at least one request with the model's max seq len (1048576), (2.0 GiB KV cache is needed",
         'INFO:     127.0.0.1:54820 - "POST /v1/completions HTTP/1.1" 200 OK',
         "Basic configuration of the bearer authentication: see the docs",
+        "    inputs = self.tokenizer(text, prompt=prompt)",
+        "    return F.linear(input, self.weight, self.bias)",
+        "    query = query.view(-1, self.num_heads, self.head_size)",
+        "prompt: 128, generation: 512",
+        "AttributeError: 'NoneType' object has no attribute 'text'",
+        "INFO 11-29 18:10:03 [core.py:58] config: chat_template_text_format='auto', content_format='string'",
+        'INFO:     127.0.0.1:54820 - "GET /metrics HTTP/1.1" 200 OK',
+        "Is the context length right? See the docs.",
     ],
 )
 def test_ordinary_lines_stay_as_they_are(line):
     assert redact(line) == line
+
+
+@pytest.mark.parametrize(
+    ("line", "goes_on"),
+    [
+        ("Received request cmpl-1: prompt: 'one\\ntwo', params: SamplingParams(n=1), lora_request: None.", False),
+        ("Received request cmpl-1: prompt: 'it goes on", True),
+        ('Received request cmpl-1: prompt: "it\'s closed", params: None', False),
+        ("Received request cmpl-1: params", True),
+        ("prompt: without quotes", True),
+        ("[2026-05-24 03:51:44] Receive: obj=GenerateReqInput(text='a (b', sampling_params={})", False),
+        ("[2026-05-24 03:51:44] Receive: obj=GenerateReqInput(text='a', sampling_params={", True),
+        ("Engine 000: Avg prompt throughput: 0.0 tokens/s (and an open bracket", False),
+        ("", False),
+    ],
+)
+def test_a_body_that_goes_on_in_the_next_line_is_known_by_what_is_not_closed(line, goes_on):
+    assert leaves_open(line) is goes_on

@@ -3,10 +3,12 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from gpuwatch.clock import SystemClock
 from gpuwatch.model import Batch, Reason
 from gpuwatch.pipeline.feed import Questions, Subscribers
-from gpuwatch.pipeline.runner import SourceRunner
+from gpuwatch.pipeline.runner import SourceRunner, until_next
 
 
 class Scripted:
@@ -36,6 +38,22 @@ def wait_for(condition, seconds=5.0):
             return True
         time.sleep(0.01)
     return False
+
+
+@pytest.mark.parametrize(
+    ("now", "interval", "phase", "wait"),
+    [
+        (100.0, 1.0, 0.0, 1.0),
+        (100.3, 1.0, 0.0, 0.7),
+        (100.3, 1.0, 0.25, 0.95),
+        (100.1, 1.0, 0.25, 0.15),
+        (100.95, 1.0, 0.0, 1.05),  # the next multiple is too near: the one after it
+        (103.0, 5.0, 0.0, 2.0),
+        (103.0, 5.0, 0.2, 3.0),
+    ],
+)
+def test_polls_are_at_multiples_of_the_interval_and_ticks_a_share_of_it_later(now, interval, phase, wait):
+    assert until_next(now, interval, phase) == pytest.approx(wait)
 
 
 def test_batches_are_kept_in_order_until_they_are_taken():
@@ -89,3 +107,17 @@ def test_a_question_gets_its_answer_or_its_error():
     questions.answer_for(0.0)
     assert good.result(1) == 42
     assert isinstance(bad.exception(1), ZeroDivisionError)
+
+
+def test_an_error_that_repeats_is_logged_once_and_again_when_it_changes(caplog):
+    runner = SourceRunner(
+        Scripted(ValueError("a"), ValueError("a"), ValueError("a"), ValueError("b"), ValueError("b")),
+        0.02,
+        SystemClock(),
+    )
+    runner.start()
+    taken: list[Batch] = []
+    assert wait_for(lambda: taken.extend(runner.take()) or len(taken) >= 6)
+    runner.stop()
+    assert not any(batch.up for batch in taken)
+    assert [str(record.exc_info[1]) for record in caplog.records] == ["a", "b"]

@@ -211,10 +211,10 @@ def test_a_series_belongs_to_one_target_until_it_has_ended():
     assert len(store.select((Matcher("i", "=", "a"),))) == 1
 
 
-def test_the_default_size_for_1100_series_is_about_20_mib():
+def test_the_default_size_for_1100_series_is_about_10_mib():
     store = Store()
     store.append("t", 0, tuple(series("m", i=str(at)) for at in range(1100)), range(1100))
-    assert 15 * 2**20 < store.nbytes < 20 * 2**20
+    assert 9 * 2**20 < store.nbytes < 11 * 2**20
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import threading
+import time
 
 import pytest
 
@@ -580,3 +581,103 @@ async def test_q_leaves_and_ctrl_c_leaves_at_once_with_130(screen):
         await s.press("slash", "x", "ctrl+c")
         assert s.app.return_code == 130
     assert s.feed.callbacks == []
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+c"])
+@pytest.mark.parametrize("view", VIEW_TITLES)
+async def test_every_view_is_left_in_order(screen, view, key):
+    calls = []
+    async with screen(
+        80, 24, Actions(set_rule_detail=lambda wanted: calls.append((wanted, s.feed.callbacks != [])))
+    ) as s:
+        await s.push(scenes.storm())
+        await s.press(view)
+        if view == "7":
+            await s.settle(lambda: calls == [(True, True)], "the readings of rules")
+        await s.press(key)
+        assert s.app.return_code == (0 if key == "q" else 130)
+    assert s.feed.callbacks == []
+    # While the feed is still there; afterwards nobody would know what is asked.
+    assert calls == ([(True, True), (False, True)] if view == "7" else [])
+
+
+async def test_an_action_that_fails_at_the_end_is_not_the_end_of_the_exit(screen):
+    def fail(wanted):
+        raise RuntimeError("still starting")
+
+    async with screen(80, 24, Actions(set_rule_detail=fail)) as s:
+        await s.push(scenes.storm())
+        await s.press("7", "q")
+        assert s.app.return_code == 0
+    assert s.feed.callbacks == []
+
+
+async def test_the_end_of_a_recording_is_not_a_feed_that_fell_silent(screen):
+    error = "x.rec: the end is missing; read up to the last complete tick"
+    async with screen(120, 30) as s:
+        await s.push(scenes.storm(mode="replay", recording=Recording("x.rec", position=58, length=60)))
+        assert "REPLAY: x.rec  58 s of 1 min" in s.lines()[1]
+        ended = Recording("x.rec", error=error, position=60, length=60, ended=True)
+        await s.push(scenes.storm(mode="replay", recording=ended))
+        s.clock.advance(30)
+        s.app._beat()
+        await s.pilot.pause()
+        assert "■ end of the recording" in s.lines()[0]
+        assert "1 min of 1 min  ✗ the end is missing; read up to the last complete tick" in s.lines()[1]
+        assert "no data for" not in s.text()
+
+
+async def test_a_recording_without_a_tick_says_so_in_every_view(screen):
+    ended = Recording("x.rec", error="holds no complete tick", ended=True)
+    async with screen(80, 24) as s:
+        await s.push(scenes.snapshot(None, mode="replay", recording=ended, rules=(), sources=()))
+        assert "this recording has nothing to show" in s.text()
+        assert "looking for" not in s.text()
+        for key in VIEW_TITLES:
+            await s.press(key)
+            assert "holds no complete tick" in s.lines()[1]
+
+
+PROBLEMS = (
+    "/etc/gpuwatch/rules/mine.yml:12: rule A: unknown key 'exprr'; allowed: expr, for",
+    "rules/kv.yml:3: rule KvPreemptionStorm: many-to-many matching not allowed",
+)
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_refused_and_failing_rules_are_said_with_their_place(screen, size):
+    async with screen(*size) as s:
+        await s.push(scenes.calm(problems=PROBLEMS))
+        assert "✗ 2 rule problems (key 7)" in s.text()
+        assert "all quiet" not in s.text()
+        await s.press("4")
+        assert "✗ 2 rule problems (key 7)" in s.text()
+        await s.press("7")
+        text = " ".join(s.text().split())
+        assert "✗ /etc/gpuwatch/rules/mine.yml:12: rule A: unknown key 'exprr'; allowed: expr, for" in text
+        assert "✗ rules/kv.yml:3:" in text
+        await s.push(scenes.calm(scenes.START + 61_000))
+        assert "mine.yml" not in s.text()
+
+
+async def test_thousands_of_models_in_one_engine_are_counted_and_not_drawn(screen):
+    scene = scenes.Scene()
+    scene.server()
+    for number in range(3000):
+        scene.rank(model=f"m{number:04}", dp="0", **scenes.CALM_RANK)
+    crowd = scenes.snapshot(scene)
+    async with screen(140, 45) as s:
+        begun = time.monotonic()
+        await s.push(crowd)
+        assert "m0000, m0001, m0002, m0003 +60" in s.text()
+        assert "DP" not in s.text()
+        s.app.query_one("#view-overview #engines", Panel).focus()
+        await s.press("end")
+        assert "+2,936 more not shown" in s.text()
+        for key in VIEW_TITLES:
+            await s.press(key)
+        assert len(s.app._model.engines[0].ranks) == 64
+        # Drawn eight times: far from the minutes that each row of its own took.
+        assert time.monotonic() - begun < 20
+        await s.press("ctrl+c")
+        assert s.app.return_code == 130

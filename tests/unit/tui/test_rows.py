@@ -64,6 +64,19 @@ def test_a_gpu_line_says_index_name_memory_peak_busy_and_power():
     assert "74.1 / 79.6 GiB  peak  77.8  busy  97 %  1,755 MHz  612 W  64 °C" in wide
 
 
+def test_small_parts_of_the_legend_have_their_unit_instead_of_reading_zero():
+    scene = scenes.Scene()
+    scene.gpu(0)
+    scene.on_gpu(0, held=73.6)
+    scene.server()
+    scene.rank(kv_usage=0.0002)
+    gpus = model_of(scenes.snapshot(scene)).gpus
+    line = plain(draw_gpus.legend(gpus, gpus[0], 199))
+    assert "KV used 10 MiB" in line  # 0.0002 of 50.1 GiB
+    assert "KV free 50.1" in line
+    assert " 0.0" not in line
+
+
 def test_the_legend_gives_the_amounts_of_the_selected_gpu():
     gpus = model_of(scenes.storm()).gpus
     wide = plain(draw_gpus.legend(gpus, gpus[1], 199))

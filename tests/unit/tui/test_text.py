@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpuwatch.tui.draw.bars import cells, chart, meter, sparkline, stacked
 from gpuwatch.tui.text import clean, crop, fit, line_width, plain, rule, width_of, wrap
@@ -91,3 +93,40 @@ def test_a_sparkline_starts_at_zero_and_leaves_gaps_for_missing_ticks():
 
 def test_a_chart_has_the_highest_row_first():
     assert chart([0, 4, 2, None], 5, 2) == ["  █  ", " ▁██ "]
+
+
+NUMBERS = st.floats() | st.sampled_from([-1.0, 0.0, 2.0**64, 1e308, 5e-324, float("inf"), float("-inf"), float("nan")])
+
+
+@settings(deadline=None)
+@given(NUMBERS | st.none(), st.integers(-3, 200))
+def test_a_meter_is_as_wide_as_asked_whatever_the_ratio(ratio, width):
+    assert line_width(meter(ratio, width, "x")) == max(width, 0)
+
+
+@settings(deadline=None)
+@given(st.lists(NUMBERS, max_size=8), NUMBERS, st.integers(-3, 200))
+def test_cells_never_exceed_the_width_whatever_the_amounts(amounts, total, width):
+    found = cells(amounts, total, width)
+    assert len(found) == len(amounts)
+    assert all(number >= 0 for number in found)
+    assert sum(found) <= max(width, 0)
+
+
+@settings(deadline=None)
+@given(st.lists(NUMBERS, max_size=8), NUMBERS, NUMBERS | st.none(), st.integers(-3, 200))
+def test_a_ledger_bar_is_as_wide_as_asked_whatever_the_amounts(amounts, total, peak, width):
+    assert line_width(stacked([("█", "x", amount) for amount in amounts], total, peak, width)) == max(width, 0)
+
+
+@settings(deadline=None)
+@given(st.lists(NUMBERS | st.none(), max_size=60), st.integers(-3, 50), st.integers(-3, 9), NUMBERS | st.none())
+def test_charts_are_as_large_as_asked_whatever_the_values(values, width, height, top):
+    assert len(sparkline(values, width, top)) == max(width, 0)
+    rows = chart(values, width, height, top)
+    assert len(rows) == max(height, 0)
+    assert all(len(row) == max(width, 0) for row in rows)
+
+
+def test_parts_beyond_the_total_fill_the_bar_in_proportion():
+    assert plain(stacked([("a", "x", 3e30), ("b", "x", 50.0)], 100, None, 14)) == "▕aaaaaaaabbbb▏"

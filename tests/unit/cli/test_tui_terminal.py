@@ -1,0 +1,144 @@
+"""The screen on a real terminal: how it is left, and what the terminal looks like afterwards."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.recording import Header, Writer
+
+ROOT = Path(__file__).resolve().parents[3]
+ALTERNATE_ON, ALTERNATE_OFF, MOUSE_OFF = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?1003l"
+
+
+class Terminal:
+    """``gpuwatch tui`` on a pseudo-terminal that is its controlling one."""
+
+    def __init__(self, *args, **popen):
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 110, 0, 0))
+        streams = {"stdin": slave, "stdout": slave, "stderr": slave, **popen}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gpuwatch", "tui", *map(str, args)], cwd=ROOT, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(slave, termios.TIOCSCTTY, 0),  # noqa: PLW1509  # one system call, no lock
+            env={**os.environ, "TERM": "xterm-256color"},
+            **streams,
+        )  # fmt: skip
+        os.close(slave)
+        self.output = b""
+
+    def read(self, seconds):
+        if select.select([self.master], [], [], seconds)[0]:
+            try:
+                self.output += os.read(self.master, 65536)
+            except OSError:  # the other end is closed
+                return False
+        return True
+
+    def until(self, wanted, seconds=20):
+        deadline = time.monotonic() + seconds
+        while wanted not in self.output:
+            if time.monotonic() > deadline or not self.read(0.1):
+                pytest.fail(f"{wanted!r} did not appear: {self.output[-2000:]!r}")
+
+    def keys(self, text):
+        os.write(self.master, text)
+
+    def exit_code(self, seconds=10):
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.read(0.05)
+        while self.read(0) and select.select([self.master], [], [], 0)[0]:
+            pass
+        return self.process.poll()
+
+    def hang_up(self):
+        """Go away as a closed window does: the kernel tells the program."""
+        os.close(self.master)
+        self.master = -1
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(5)
+        if self.master >= 0:
+            os.close(self.master)
+
+
+@pytest.fixture
+def terminal():
+    made = []
+
+    def start(*args, **popen):
+        made.append(Terminal(*args, **popen))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def alone(tmp_path):
+    path = tmp_path / "alone.toml"
+    path.write_text("gpus = false\ndiscovery = false\n")
+    return path
+
+
+def test_leaving_from_the_rules_view_is_orderly(terminal, alone):
+    screen = terminal("--config", alone)
+    screen.until(b"no engine")
+    screen.keys(b"7")
+    screen.until(b"value / threshold")
+    screen.keys(b"q")
+    assert screen.exit_code() == 0
+    assert b"Traceback" not in screen.output
+    assert screen.output.rindex(ALTERNATE_OFF) > screen.output.rindex(ALTERNATE_ON)
+
+
+def test_a_termination_signal_puts_the_terminal_back(terminal, alone):
+    screen = terminal("--config", alone)
+    screen.until(b"no engine")
+    screen.process.send_signal(signal.SIGTERM)
+    assert screen.exit_code() == 143
+    assert b"Traceback" not in screen.output
+    assert screen.output.rindex(ALTERNATE_OFF) > screen.output.rindex(ALTERNATE_ON)
+    assert MOUSE_OFF in screen.output
+
+
+def test_a_terminal_that_goes_away_ends_the_screen(terminal, alone):
+    screen = terminal("--config", alone)
+    screen.until(b"no engine")
+    screen.hang_up()
+    assert screen.process.wait(10) == 129
+
+
+def test_a_screen_whose_drawing_would_go_elsewhere_is_refused(terminal, alone, tmp_path):
+    with (tmp_path / "errors").open("wb") as errors:
+        screen = terminal("--config", alone, stderr=errors)
+        assert screen.exit_code() == 2
+    assert ALTERNATE_ON not in screen.output
+    said = (tmp_path / "errors").read_text().splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("gpuwatch tui: the screen is drawn on standard error")
+
+
+def test_a_recording_with_a_header_only_says_that_it_holds_nothing(terminal, tmp_path):
+    path = tmp_path / "empty.rec"
+    Writer(path, Header("h", 1_700_000_000_000, 1.0, "gpuwatch")).close()
+    screen = terminal("--replay", path)
+    screen.until(b"holds no complete tick")
+    screen.until(b"end of the recording")
+    screen.keys(b"\x03")
+    assert screen.exit_code() == 130
