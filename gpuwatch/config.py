@@ -205,7 +205,8 @@ def _toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     import tomli  # noqa: PLC0415  # only where the standard library has no parser
 
-    return tomli.loads(text)
+    data: dict[str, Any] = tomli.loads(text)
+    return data
 
 
 def parse(data: Mapping[str, Any], where: str) -> Config:
