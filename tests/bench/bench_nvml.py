@@ -48,7 +48,7 @@ while True:
 
 def exporter() -> Path:
     """Return the program nvitop-exporter, installed when it is missing."""
-    folder = ROOT / ".cache" / "peers"
+    folder = Path(os.environ.get("GPUWATCH_CACHE", ROOT / ".cache")) / "peers"
     program = folder / "bin" / "nvitop-exporter"
     if not program.exists():
         venv.create(folder, with_pip=True)

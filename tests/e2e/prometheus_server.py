@@ -12,12 +12,13 @@ import urllib.parse
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+CACHE = Path(os.environ.get("GPUWATCH_CACHE", ROOT / ".cache"))
 
 
 def binaries() -> tuple[Path, Path]:
     """Return the paths of prometheus and promtool."""
     given = os.environ.get("GPUWATCH_PROMETHEUS")
-    prometheus = Path(given) if given else ROOT / ".cache/prometheus/usr/bin/prometheus"
+    prometheus = Path(given) if given else CACHE / "prometheus/usr/bin/prometheus"
     promtool = prometheus.with_name("promtool")
     for path in (prometheus, promtool):
         if not path.exists():
