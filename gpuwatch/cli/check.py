@@ -90,6 +90,7 @@ def _report(args: argparse.Namespace, seen: Seen, sources: tuple[SourceState, ..
     from gpuwatch.cli import output  # noqa: PLC0415  # --help does not need it
     from gpuwatch.engines.log_text import clean  # noqa: PLC0415
 
+    judged = any(state.age is not None for state in sources if state.kind in JUDGED)
     findings = output.ranked(seen.findings.values())
     if args.json:
         output.print_json(output.report_json(map(_input, sources), findings, seen.not_enough, problems))
@@ -98,7 +99,9 @@ def _report(args: argparse.Namespace, seen: Seen, sources: tuple[SourceState, ..
             if not state.up and state.kind in JUDGED:
                 print(clean(f"{state.kind} {state.target}: {state.reason}: {state.detail}"))
         output.print_findings(findings, seen.not_enough, args.verbose)
-    if not any(state.age is not None for state in sources if state.kind in JUDGED):
+        if not judged:
+            print("nothing was judged: no GPU, engine or log answered")
+    if not judged:
         return NOTHING
     limit = {"info": 0, "warning": 1, "critical": 2, "never": 3}[args.fail_on]
     return FOUND if output.worst(findings) >= limit else FINE

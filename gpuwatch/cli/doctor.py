@@ -136,6 +136,7 @@ def _engines(config: Config, clock: Clock) -> Iterator[Check]:
 
     targets = [engine_target(engine) for engine in config.engines]
     logs = [(item.source, item.server) for item in config.logs]
+    logs += [(engine.log, target.server) for engine, target in zip(config.engines, targets, strict=True) if engine.log]
     if config.discovery:
         found = Discovery(clock, config.ports if config.find_engines else ()).find()
         for engine in found.engines:

@@ -134,4 +134,4 @@ def print_findings(findings: Sequence[Finding], not_enough: Sequence[NotEnough],
         for item in not_enough:
             print(clean(f"  {item.id}: {item.missing}"))
     elif not_enough:
-        print(f"{len({item.id for item in not_enough})} rules could not be judged here; -v says which and why")
+        print(f"{len({item.id for item in not_enough})} findings could not be judged here; -v says which and why")

@@ -93,6 +93,8 @@ class Logs(View):
             return "no line matches; escape clears the filter"
         if not any(source.kind == "log" for source in model.snapshot.sources):
             return "no log is being read: name one with --log FILE, journal:UNIT, docker:NAME or k8s:NAMESPACE/POD"
+        if model.snapshot.mode in ("demo", "replay"):
+            return "recordings hold no log lines: what the log told is in the findings and in the engine's facts"
         return "no line was read yet"
 
     def on_panel_moved(self, event: Panel.Moved) -> None:
