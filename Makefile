@@ -2,7 +2,6 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
-CACHE  ?= .cache
 PYTHONS ?= 3.10 3.11 3.12 3.13
 
 .PHONY: run install test check e2e bench soak pythons demo format clean

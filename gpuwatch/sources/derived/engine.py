@@ -116,9 +116,16 @@ class Drop:
     requests: float
     most: float
 
+    def is_decided(self, page: Page) -> bool:
+        """Return whether `page` tells what it was: enough time has passed, or the engine counted a preemption."""
+        return self._confirmed(page) or page.time - self.at.time >= LASTING_MS
+
+    def _confirmed(self, page: Page) -> bool:
+        return (page.preemptions or 0.0) > (self.at.preemptions or 0.0)
+
     def lasting(self, page: Page) -> float:
         """Return how many of them were evicted, as the pages up to `page` show; a lower bound."""
-        if (page.preemptions or 0.0) > (self.at.preemptions or 0.0):
+        if self._confirmed(page):
             return self.requests
         empty = self.at.running + self.requests - self.most
         if self.most > self.at.running:  # places were filled, so one that is empty may be of a request that finished
@@ -210,7 +217,7 @@ class EngineTrail:
         for drop in drops:
             drop.most = max(drop.most, page.running)
         proven = 0.0
-        while drops and page.time - drops[0].at.time >= LASTING_MS:
+        while drops and drops[0].is_decided(page):
             proven += drops.popleft().lasting(page)
         likely = evicted_between(previous, page)
         if likely:
