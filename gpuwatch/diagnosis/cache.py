@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.context import SERVER_SCOPE
+from gpuwatch.diagnosis.context import ENGINE_SCOPE, SERVER_SCOPE
+from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, logged, measured, percent
 from gpuwatch.diagnosis.finding import Advice
 
@@ -126,3 +127,16 @@ def zero_hit(subject: Subject) -> Verdict:
 def _not_full(usage: float) -> Evidence:
     text = f"a full pool: KV usage was {percent(usage)} at most"
     return excluded(text, "engine_kv_cache_usage_ratio", usage, "ratio")
+
+
+DIAGNOSES = (
+    Diagnosis(
+        "prefix_cache_collapse",
+        "warning",
+        "The prefix cache hits far less than before",
+        collapse,
+        ENGINE_SCOPE,
+    ),
+    Diagnosis("prefix_cache_zero_hit", "info", "The prefix cache never hits", zero_hit, ENGINE_SCOPE),
+)
+"""The findings of this family."""

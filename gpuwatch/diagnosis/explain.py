@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gpuwatch.alerts.engine import Evaluation, RuleState
     from gpuwatch.alerts.state import Alert
     from gpuwatch.diagnosis.context import Context
+    from gpuwatch.diagnosis.diagnosis import Diagnosis
     from gpuwatch.diagnosis.explanation import Verdict
-    from gpuwatch.diagnosis.registry import Diagnosis
     from gpuwatch.model import Labels
 
 REFRESH_MS = 2_000

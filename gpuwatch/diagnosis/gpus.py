@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.context import GPU_SCOPE, HOST_SCOPE, SERVER_SCOPE
+from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, excluded, logged, measured, size
 from gpuwatch.diagnosis.finding import Advice
 
@@ -194,3 +195,23 @@ def _ranks(subject: Subject) -> list[Rank]:
 def _servers_on(subject: Subject) -> list[str]:
     expr = f"max_over_time({subject.select('gpu_engine', GPU_SCOPE)}[10m])"
     return sorted({dict(labels).get("server", "") for labels, _ in subject.context.samples(expr)} - {""})
+
+
+DIAGNOSES = (
+    Diagnosis(
+        "tp_imbalance",
+        "warning",
+        "Memory differs between the ranks of one engine",
+        tp_imbalance,
+        SERVER_SCOPE,
+    ),
+    Diagnosis("gpu_lost", "critical", "A GPU is gone", lost, GPU_SCOPE),
+    Diagnosis(
+        "driver_unresponsive",
+        "critical",
+        "The NVIDIA driver does not answer",
+        driver_hangs,
+        GPU_SCOPE,
+    ),
+)
+"""The findings of this family."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.capacity import Length, Pool, pool_of, typical_length
-from gpuwatch.diagnosis.context import SERVER_SCOPE
+from gpuwatch.diagnosis.context import ENGINE_SCOPE, SERVER_SCOPE
+from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import (
     Explanation,
     Unknown,
@@ -369,3 +370,30 @@ def _flag(subject: Subject, name: str) -> str | None:
         ratio = subject.now("engine_config_memory_fraction_ratio", SERVER_SCOPE)
         return f"{ratio:g}" if ratio is not None else None
     return None
+
+
+DIAGNOSES = (
+    Diagnosis(
+        "kv_preemption_storm",
+        "critical",
+        "Requests are thrown out of the KV pool and computed again",
+        preemption_storm,
+        ENGINE_SCOPE,
+    ),
+    Diagnosis(
+        "sglang_retraction_storm",
+        "critical",
+        "SGLang retracts running requests: its KV pool is full",
+        retraction_storm,
+        ENGINE_SCOPE,
+    ),
+    Diagnosis("kv_pool_saturated", "info", "The KV pool is full and requests queue", pool_saturated, ENGINE_SCOPE),
+    Diagnosis(
+        "max_model_len_exceeds_kv",
+        "critical",
+        "One full-length request does not fit into the KV pool",
+        length_exceeds_pool,
+        (*ENGINE_SCOPE, "log"),
+    ),
+)
+"""The findings of this family."""

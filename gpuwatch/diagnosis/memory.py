@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.context import GPU_SCOPE, LOG_SCOPE, SERVER_SCOPE
+from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import (
     MIB,
     Explanation,
@@ -189,3 +190,23 @@ def _smaller_pool(engines: list[Subject]) -> tuple[Advice, ...]:
             text = "or leave more room beside the pool"
             advice.append(Advice(text, flag, f"{current:g}", f"{max(0.05, current - 0.03):.2f}"))
     return tuple(advice)
+
+
+DIAGNOSES = (
+    Diagnosis(
+        "prefill_memory_peak",
+        "warning",
+        "A memory peak left almost nothing free",
+        prefill_peak,
+        GPU_SCOPE,
+    ),
+    Diagnosis("gpu_headroom_low", "warning", "The next memory peak will not fit", headroom_low, GPU_SCOPE),
+    Diagnosis(
+        "allocator_fragmentation",
+        "critical",
+        "The allocator is fragmented",
+        fragmentation,
+        LOG_SCOPE,
+    ),
+)
+"""The findings of this family."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.context import GPU_SCOPE, SERVER_SCOPE
+from gpuwatch.diagnosis.context import ENGINE_SCOPE, GPU_SCOPE, SERVER_SCOPE
+from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.gpus import known_uuid
@@ -189,3 +190,23 @@ def _busy(subject: Subject) -> float | None:
 
 def _short(text: str, most: int = 160) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+DIAGNOSES = (
+    Diagnosis("engine_down", "critical", "The engine does not answer", engine_down, SERVER_SCOPE),
+    Diagnosis(
+        "engine_stalled",
+        "critical",
+        "Requests are open and nothing moves",
+        engine_stalled,
+        ENGINE_SCOPE,
+    ),
+    Diagnosis(
+        "source_degraded",
+        "warning",
+        "A source of measurements fails",
+        source_degraded,
+        (*SOURCE_SCOPE, "uuid"),
+    ),
+)
+"""The findings of this family."""

@@ -173,7 +173,7 @@ class Block:
             del self.ended[row]
         for row in self._without_value():
             self.ended.setdefault(row, time)
-            self.keys = None
+        self.keys = None  # which series live is decided anew by the next batch
         return True
 
     def _without_value(self) -> list[int]:

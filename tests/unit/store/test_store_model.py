@@ -134,3 +134,14 @@ def test_a_series_revived_by_a_batch_that_is_replaced_has_ended_again():
     assert list(store.newest(400)) == []
     store.append("t", 400, key, [3.0])
     assert [(labels, value) for labels, value, _ in store.newest(400)] == [(key[0], 3.0)]
+
+
+def test_a_series_can_be_taken_over_when_an_empty_batch_was_replaced_by_an_empty_batch():
+    store = Store(RETENTION, RETENTION // CAPACITY)
+    key, nothing = KEYS[:1], ()
+    store.append("s", 100, key, [1.0])
+    store.append("s", 200, nothing, [])
+    store.append("s", 200, nothing, [])
+    store.append("t", 200, key, [2.0])
+    assert [(labels, value) for labels, value, _ in store.newest(200)] == [(key[0], 2.0)]
+    assert all(key[0] not in block.rows for block in store.blocks if block.target == "s")
