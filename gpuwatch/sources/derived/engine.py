@@ -12,8 +12,9 @@ scheduler does likewise. Both therefore count nothing.
 
 A client that gives up and sends its request again does both: its place is empty and the queue is longer. But what it
 held in the KV pool is free, so the scheduler fills the place from the queue at once, while after an eviction there is
-no room. A fall of `running` is therefore counted only when it has lasted (`LASTING_MS`), or when the engine's own
-counter of preemptions moved meanwhile: that counter moves when a victim runs again.
+no room. A fall of `running` is therefore counted only when no place was filled again on a later page (`SETTLED_MS`),
+or, where some were, for those that stayed empty (`LASTING_MS`), or when the engine's own counter of preemptions moved
+meanwhile: that counter moves when a victim runs again.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ LONGEST_GAP_MS = 60_000
 """Two pages further apart than this are not compared: too much may have happened in between."""
 LASTING_MS = 2_000
 """A place in the running batch that is filled again within this time was not lost to an eviction."""
+SETTLED_MS = 700
+"""When no place was filled again within this time, none will be soon. Less than the interval of pages at 1 Hz."""
 LENGTH_WINDOW_MS = 300_000
 """How long the request length that was seen is remembered."""
 
@@ -118,7 +121,8 @@ class Drop:
 
     def is_decided(self, page: Page) -> bool:
         """Return whether `page` tells what it was: enough time has passed, or the engine counted a preemption."""
-        return self._confirmed(page) or page.time - self.at.time >= LASTING_MS
+        refilling = self.most > self.at.running
+        return self._confirmed(page) or page.time - self.at.time >= (LASTING_MS if refilling else SETTLED_MS)
 
     def _confirmed(self, page: Page) -> bool:
         return (page.preemptions or 0.0) > (self.at.preemptions or 0.0)

@@ -41,9 +41,9 @@ def finished(pages, prompt, output, begin=30):
     return rows
 
 
-def test_the_storm_of_0_31_0_is_named_two_seconds_after_its_first_eviction_ten_before_the_engine_counts():
+def test_the_storm_of_0_31_0_is_named_a_second_after_its_first_eviction_eleven_before_the_engine_counts():
     watch = Watch(FACTS).run(66, {**replay(VLLM_0_31_0), **finished(VLLM_0_31_0, 600, 1500)}, derive=True)
-    assert watch.first_seen == {STORM: 30 + 12 + 2}
+    assert watch.first_seen == {STORM: 30 + 12 + 1}
     assert watch.ids == [STORM]
 
 
@@ -54,7 +54,7 @@ def test_the_storm_of_0_10_2_is_named_within_20_seconds_although_the_engine_neve
 
 
 def test_the_storm_of_0_32_0_is_one_finding_until_nobody_waits_and_half_of_the_pool_is_free():
-    # Running falls from 6 to 4 at second 3, which has lasted two seconds at second 5; the engine counts its first
+    # Running falls from 6 to 4 at second 3, which nothing has healed at second 4; the engine counts its first
     # preemption at second 10; a queue that is empty for one page, at second 33, does not end it; the last request ends
     # at second 42.
     watch, states = Watch(FACTS), {}
@@ -62,10 +62,10 @@ def test_the_storm_of_0_32_0_is_one_finding_until_nobody_waits_and_half_of_the_p
     for second in range(46):
         watch.run(1, live, derive=True)
         states[second] = [(finding.id, finding.state) for finding in watch.findings]
-    assert {second for second, found in states.items() if found == [(STORM, "firing")]} == set(range(5, 40))
+    assert {second for second, found in states.items() if found == [(STORM, "firing")]} == set(range(4, 40))
     assert all(states[second] == [(STORM, "resolved")] for second in range(40, 46))
     storm = watch[STORM]
-    assert storm.since == START + 5000
+    assert storm.since == START + 4000
     assert ("--max-num-seqs", "16", "2") in flags(storm)
     assert "16 are admitted" in storm.cause
 
