@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PYTHONS ?= 3.10 3.11 3.12 3.13
 
-.PHONY: run install test check e2e bench soak pythons demo format clean
+.PHONY: run install test check e2e bench soak fuzz pythons demo format clean
 
 run: install                ## the screen; the demo where there is neither a GPU nor an engine
 	@$(BIN)/gpuwatch doctor --quiet && exec $(BIN)/gpuwatch tui || exec $(BIN)/gpuwatch tui --demo
@@ -21,7 +21,7 @@ $(BIN)/pytest: $(BIN)/gpuwatch
 	@touch $@
 
 test: $(BIN)/pytest         ## unit tests: no network, no GPU, no engine
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2
 
 check: $(BIN)/pytest        ## lint, types, layout
 	$(BIN)/ruff check .
@@ -43,6 +43,9 @@ bench: $(BIN)/pytest        ## speed and memory as ratios measured in this run
 soak: $(BIN)/pytest         ## ten healthy minutes: real vLLM, eight fake GPUs, no finding above info
 	bash tests/e2e/fetch.sh vllm
 	$(BIN)/python tests/tools/soak.py
+
+fuzz: $(BIN)/pytest         ## the property tests with new examples, again and again
+	for round in $$(seq 20); do GPUWATCH_EXAMPLES=new $(BIN)/pytest -q -m hypothesis || exit 1; done
 
 demo: $(BIN)/gpuwatch       ## the recorded run
 	$(BIN)/gpuwatch tui --demo

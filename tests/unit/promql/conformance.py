@@ -1,7 +1,8 @@
 """The conformance cases of cases/*.txt, read into objects.
 
-``eval`` holds under the rules of Prometheus 3 and 2, ``eval3`` and ``eval2`` under one of them; ``fail`` names a part
-of the message; ``ordered`` also fixes the order; ``range`` takes start, end and step.
+``eval`` holds under the rules of Prometheus 3 and 2, ``eval3`` and ``eval2`` under one of them, ``added2`` under those of
+2 when a group is added up in the order of its series; ``fail`` names a part of the message; ``ordered`` also fixes the
+order; ``range`` takes start, end and step.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from gpuwatch.alerts.notation import parse_metric, parse_values
 
 FILES = sorted(Path(__file__).with_name("cases").glob("*.txt"))
-HEAD = re.compile(r"(eval[23]?|fail|ordered) (\S+) (.+)|range (\S+) (\S+) (\S+) (.+)")
+HEAD = re.compile(r"(eval[23]?|added2|fail|ordered) (\S+) (.+)|range (\S+) (\S+) (\S+) (.+)")
 SERIES = re.compile(r"([^{\s]*(?:\{.*\})?)\s+(.*)")
 UNITS = {"ms": 1, "s": 1000, "m": 60_000}
 
@@ -38,7 +39,7 @@ class Case:
     @property
     def semantics(self):
         """The versions whose rules the case is about."""
-        return (self.word[-1],) if self.word in ("eval2", "eval3") else ("3", "2")
+        return (self.word[-1],) if self.word in ("eval2", "eval3", "added2") else ("3", "2")
 
 
 def split(line):
