@@ -10,16 +10,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from gpuwatch import config_checks as check
+from gpuwatch.config_checks import ConfigError, tables
+from gpuwatch.config_endpoints import EndpointConfig, PrometheusConfig, alertmanagers, prometheus
+from gpuwatch.config_serve import ServeConfig, attach, serve
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "EndpointConfig",
+    "EngineConfig",
+    "LogConfig",
+    "PrometheusConfig",
+    "ServeConfig",
+    "load",
+    "parse",
+]
 
 MAX_BYTES = 1 << 20
 """Largest configuration file that is read."""
 DEFAULT_PORTS = (*range(8000, 8011), *range(30000, 30006))
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be used; the message is one line with file, key and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +70,17 @@ class Config:
     history_minutes: float = 15.0
     host: str = ""
     gpus: bool = True
+    kernel_log: str = "auto"
     discovery: bool = True
     find_engines: bool = True
     ports: tuple[int, ...] = DEFAULT_PORTS
     rules: tuple[str, ...] = ()
     engines: tuple[EngineConfig, ...] = field(default=(), metadata={"toml": "engine"})
     logs: tuple[LogConfig, ...] = field(default=(), metadata={"toml": "log"})
+    prometheus: PrometheusConfig | None = None
+    alertmanagers: tuple[EndpointConfig, ...] = field(default=(), metadata={"toml": "alertmanager"})
+    serve: ServeConfig = field(default_factory=ServeConfig)
+    attach: EndpointConfig = field(default_factory=lambda: attach({}, ""))
 
     @property
     def host_name(self) -> str:
@@ -92,77 +110,39 @@ def engine_from_url(text: str) -> EngineConfig:
     return EngineConfig(url=base, path=path)
 
 
-def _number(low: float, high: float) -> Callable[[Any], float]:
-    def check(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            raise ValueError(f"a number from {low:g} to {high:g}")
-        return float(value)
-
-    return check
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a string")  # noqa: TRY004  # one kind of error for every wrong value
-    return value
-
-
-def _log_source(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip() or "\0" in value:
-        raise ValueError("a file, '-', 'journal:UNIT', 'docker:NAME' or 'k8s:NAMESPACE/POD[/CONTAINER]'")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false")  # noqa: TRY004  # one kind of error for every wrong value
-    return value
-
-
-def _choice(*allowed: str) -> Callable[[Any], str]:
-    def check(value: Any) -> str:
-        if value not in allowed:
-            raise ValueError(" or ".join(repr(name) for name in allowed))
-        return str(value)
-
-    return check
-
-
-def _ports(value: Any) -> tuple[int, ...]:
-    good = isinstance(value, list) and len(value) <= 64
-    if not good or any(isinstance(p, bool) or not isinstance(p, int) or not 1 <= p <= 65535 for p in value):
-        raise ValueError("a list of at most 64 ports from 1 to 65535")
-    return tuple(value)
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or any(not isinstance(item, str) for item in value):
-        raise ValueError("a list of strings")
-    return tuple(value)
-
-
 _ENGINE_KEYS: dict[str, Callable[[Any], Any]] = {
-    "url": _text,
-    "kind": _choice("", "vllm", "sglang"),
-    "path": _text,
-    "token_file": _text,
-    "token_env": _text,
-    "ca_file": _text,
-    "verify": _flag,
-    "timeout": _number(0.1, 60),
-    "log": _text,
+    "url": check.text,
+    "kind": check.choice("", "vllm", "sglang"),
+    "path": check.text,
+    "token_file": check.text,
+    "token_env": check.text,
+    "ca_file": check.text,
+    "verify": check.flag,
+    "timeout": check.number(0.1, 60),
+    "log": check.text,
 }
-_LOG_KEYS: dict[str, Callable[[Any], Any]] = {"source": _log_source, "server": _text}
+_LOG_KEYS: dict[str, Callable[[Any], Any]] = {"source": check.log_source, "server": check.text}
 _KEYS: dict[str, Callable[[Any], Any]] = {
-    "interval": _number(0.2, 60),
-    "history_minutes": _number(1, 24 * 60),
-    "host": _text,
-    "gpus": _flag,
-    "discovery": _flag,
-    "find_engines": _flag,
-    "ports": _ports,
-    "rules": _texts,
+    "interval": check.number(0.2, 60),
+    "history_minutes": check.number(1, 24 * 60),
+    "host": check.text,
+    "gpus": check.flag,
+    "kernel_log": check.choice("auto", "kmsg", "journal", "off"),
+    "discovery": check.flag,
+    "find_engines": check.flag,
+    "ports": check.ports,
+    "rules": check.texts,
 }
+
+TABLES = {
+    "engine": "[[engine]]",
+    "log": "[[log]]",
+    "prometheus": "[prometheus]",
+    "alertmanager": "[[alertmanager]]",
+    "serve": "[serve]",
+    "attach": "[attach]",
+}
+"""Keys that hold tables, and how they are written."""
 
 
 def load(path: str | Path) -> Config:
@@ -215,12 +195,12 @@ def parse(data: Mapping[str, Any], where: str) -> Config:
     Raises:
         ConfigError: an unknown key or a wrong value.
     """
-    plain = {key: value for key, value in data.items() if key not in ("engine", "log")}
-    values = _values(plain, _KEYS, where, "", extra=("[[engine]]", "[[log]]"))
+    plain = {key: value for key, value in data.items() if key not in TABLES}
+    values = check.values(plain, _KEYS, where, "", extra=tuple(TABLES.values()))
     engines = []
-    for number, table in enumerate(_tables(data, "engine", where), 1):
+    for number, table in enumerate(tables(data, "engine", where), 1):
         prefix = f"engine {number}: "
-        items = _values(table, _ENGINE_KEYS, where, prefix)
+        items = check.values(table, _ENGINE_KEYS, where, prefix)
         if "url" not in items:
             raise ConfigError(f"{where}: {prefix}key 'url' is missing")
         try:
@@ -229,44 +209,21 @@ def parse(data: Mapping[str, Any], where: str) -> Config:
             raise ConfigError(f"{where}: {prefix}{error}") from None
         engines.append(EngineConfig(**{**_fields(base), **items}))
     logs = []
-    for number, table in enumerate(_tables(data, "log", where), 1):
-        items = _values(table, _LOG_KEYS, where, f"log {number}: ")
+    for number, table in enumerate(tables(data, "log", where), 1):
+        items = check.values(table, _LOG_KEYS, where, f"log {number}: ")
         if "source" not in items:
             raise ConfigError(f"{where}: log {number}: key 'source' is missing")
         logs.append(LogConfig(**items))
-    return Config(**values, engines=tuple(engines), logs=tuple(logs))
+    return Config(
+        **values,
+        engines=tuple(engines),
+        logs=tuple(logs),
+        prometheus=prometheus(data, where),
+        alertmanagers=alertmanagers(data, where),
+        serve=serve(data, where),
+        attach=attach(data, where),
+    )
 
 
 def _fields(config: EngineConfig) -> dict[str, Any]:
     return {item.name: getattr(config, item.name) for item in fields(config)}
-
-
-def _tables(data: Mapping[str, Any], key: str, where: str) -> list[Mapping[str, Any]]:
-    value = data.get(key, [])
-    if not isinstance(value, list) or any(not isinstance(item, dict) for item in value):
-        raise ConfigError(f"{where}: key '{key}': allowed: tables written as [[{key}]]")
-    return value
-
-
-def _values(
-    table: Mapping[str, Any],
-    checks: Mapping[str, Callable[[Any], Any]],
-    where: str,
-    prefix: str,
-    extra: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    values = {}
-    for key, value in table.items():
-        if key not in checks:
-            allowed = ", ".join([*checks, *extra])
-            raise ConfigError(f"{where}: {prefix}unknown key {key!r}; allowed: {allowed}")
-        try:
-            values[key] = checks[key](value)
-        except ValueError as error:
-            raise ConfigError(f"{where}: {prefix}key {key!r} is {_show(value)}; allowed: {error}") from None
-    return values
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -123,7 +123,8 @@ class Batch:
     `keys` and `values` have the same length; a source passes the *same* `keys` object while its set of series
     is unchanged, which lets the store append without any look-up. A batch is complete: a series that was in the
     target's previous batch and is not in this one has vanished. With ``up=False`` the poll failed: `reason` and
-    `detail` say why, and all series of the target end at `time` (milliseconds since the epoch).
+    `detail` say why, and all series of the target end at `time` (milliseconds since the epoch). `dropped` counts the
+    series or lines that were left out because of a limit since the target's previous batch.
     """
 
     target: str
@@ -138,6 +139,7 @@ class Batch:
     facts: tuple[Fact, ...] = ()
     events: tuple[LogEvent, ...] = ()
     lines: tuple[LogLine, ...] = ()
+    dropped: int = 0
 
 
 class SourceError(Exception):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Scope: TypeAlias = Literal["gpu", "engine", "server", "host", "self"]
+Scope: TypeAlias = Literal["gpu", "engine", "server", "host", "self", "board"]
 
 WINDOW = "$__rate_interval"
 
@@ -38,7 +38,14 @@ def _table(scope: Scope, rows: str) -> list[Query]:
     return queries
 
 
-_PREFIX: dict[Scope, str] = {"gpu": "gpu_", "engine": "engine_", "server": "engine_", "host": "host_", "self": ""}
+_PREFIX: dict[Scope, str] = {
+    "gpu": "gpu_",
+    "engine": "engine_",
+    "server": "engine_",
+    "host": "host_",
+    "self": "",
+    "board": "",
+}
 
 _GPU = """
 gpu_info                | none    | @info                             | name and driver of each GPU
@@ -53,6 +60,8 @@ gpu_memory_engine       | bytes   | @memory_engine_bytes              | memory o
 gpu_memory_other        | bytes   | @memory_other_bytes               | memory of other visible processes
 gpu_memory_unattributed | bytes   | @memory_unattributed_bytes        | used memory that no visible process owns
 gpu_engine              | none    | @engine                           | which engine uses the GPU
+gpu_ledger              | bytes   | gpuwatch_ledger_bytes             | memory of the GPU by what it is for
+gpu_ledger_growth       | bytes   | gpuwatch_ledger_growth_bytes      | memory beyond what the GPU held a minute after its engines began to serve
 gpu_busy                | ratio   | @busy_ratio                       | share of time a kernel ran
 gpu_bandwidth_busy      | ratio   | @memory_bandwidth_busy_ratio      | share of time memory was read or written
 gpu_sm_clock            | hertz   | @sm_clock_hertz                   | SM clock
@@ -102,6 +111,7 @@ weights                 | bytes   | @config_weights_bytes             | weights 
 kv_cache_bytes          | bytes   | @config_kv_cache_bytes            | KV pool per GPU
 activation_peak         | bytes   | @config_activation_peak_bytes     | profiled activation peak
 graph_bytes             | bytes   | @config_graph_bytes               | CUDA graph memory
+ledger_predicted        | bytes   | gpuwatch_ledger_predicted_bytes   | memory that model, flags and version let one expect on each GPU
 engine_cpu              | cores   | rate(@process_cpu_seconds_total[$__rate_interval]) | cores the engine's processes use
 engine_resident         | bytes   | @process_resident_bytes           | resident memory of the engine's processes
 """
@@ -132,4 +142,114 @@ QUERIES: dict[str, Query] = {
         *_table("self", _SELF),
     ]
 }
+"""The queries that every tick asks."""
+
+_ON_ENGINE = "* on (host, uuid) group_right () @gpu_engine"
+"""Spreads a figure of a GPU over the engines that use it, and gives it their address."""
+
+_ON_GPU = "@gpu_engine * on (host, server) group_left () max by (host, server)"
+"""Spreads what an engine states about each of its GPUs over those GPUs."""
+
+_RANKS = "count by (host, server) (@engine_kv_cache_usage_ratio)"
+_STATED = " or ".join(
+    f'label_replace(({_ON_GPU} (@engine_config_{what}_bytes)), "part", "{what}", "", "")'
+    for what in ("weights", "kv_cache", "graph")
+)
+"""What engines state about their memory on each GPU, one series a part."""
+
+_SUM = f"sum by (host, uuid, server) ({_STATED})"
+_FITS = f"and on (host, uuid, server) (@gpu_memory_engine_bytes >= on (host, uuid, server) {_SUM})"
+"""Leaves out engines that state more than their processes hold, as they do while they sleep."""
+
+_BOARD = f"""
+fleet_hosts             | count   | count(count by (host) (@build_info)) | machines that gpuwatch watches
+fleet_gpus              | count   | count(@gpu_info)                  | GPUs that the driver lists
+fleet_gpus_not_ok       | count   | count(@gpu_state{{state!="ok"}} == 1) or 0 * count(@gpu_state) | GPUs that are lost, hung, or give no readings
+fleet_engines           | count   | sum(@source_up{{source="engine"}}) | engines that answer
+fleet_engines_silent    | count   | count(@source_up{{source="engine"}} == 0) or 0 * count(@build_info) | engines that do not answer
+fleet_critical          | count   | count(@finding_info{{severity="critical"}}) or 0 * count(@build_info) | active critical findings
+fleet_warnings          | count   | count(@finding_info{{severity="warning"}}) or 0 * count(@build_info) | active warnings
+fleet_infos             | count   | count(@finding_info{{severity="info"}}) or 0 * count(@build_info) | active findings that are worth knowing
+fleet_generation_rate   | tokens/s | sum(rate(@engine_generation_tokens_total[$__rate_interval])) | generated tokens per second of all engines
+fleet_power             | watts   | sum(@gpu_power_watts)             | power draw of all GPUs
+fleet_findings          | count   | count by (severity) (@finding_info) | active findings by severity
+findings                | none    | 3 * @finding_info{{severity="critical"}} or 2 * @finding_info{{severity="warning"}} or @finding_info{{severity="info"}} | active findings with cause and the first change to make: 1 info, 2 warning, 3 critical
+alerts                  | none    | max without (alertstate) (4 * ALERTS{{alertname=~"Gpuwatch.*", alertstate="firing", severity="critical"}} or 3 * ALERTS{{alertname=~"Gpuwatch.*", alertstate="firing", severity="warning"}} or 2 * ALERTS{{alertname=~"Gpuwatch.*", alertstate="firing", severity="info"}} or ALERTS{{alertname=~"Gpuwatch.*", alertstate="pending"}}) | alerts of the shipped rules in Prometheus: 1 pending, 2 to 4 firing, by severity
+alerts_firing           | count   | count by (severity) (ALERTS{{alertname=~"Gpuwatch.*", alertstate="firing"}}) | firing alerts by severity
+host_gpus               | count   | count by (host) (@gpu_info)       | GPUs of a machine
+host_gpu_memory_used    | bytes   | sum by (host) (@gpu_memory_used_bytes) | memory in use on all GPUs of a machine
+host_gpu_memory_total   | bytes   | sum by (host) (@gpu_memory_total_bytes) | memory of all GPUs of a machine
+host_least_headroom     | ratio   | min by (host) ((@gpu_memory_free_bytes + @gpu_memory_used_bytes - @gpu_memory_peak_bytes) / (@gpu_memory_total_bytes > 0)) | part of the memory that the fullest GPU of a machine had left at its peak of the last minute
+host_busiest_gpu        | ratio   | max by (host) (@gpu_busy_ratio)   | share of time a kernel ran on the busiest GPU of a machine
+host_idlest_gpu         | ratio   | min by (host) (@gpu_busy_ratio)   | share of time a kernel ran on the idlest GPU of a machine
+host_gpu_power          | watts   | sum by (host) (@gpu_power_watts)  | power draw of all GPUs of a machine
+host_hottest_gpu        | celsius | max by (host) (@gpu_temperature_celsius) | temperature of the hottest GPU of a machine
+host_throttle           | ratio   | max by (host, reason) (rate(@gpu_throttle_seconds_total[$__rate_interval])) > 0 | share of time with lowered clocks on the GPU that loses most, by reason
+host_memory_free_ratio  | ratio   | @host_memory_available_bytes / (@host_memory_total_bytes > 0) | part of the machine's memory that programs can still get
+host_shm_used_ratio     | ratio   | @host_shm_used_bytes / (@host_shm_total_bytes > 0) | used part of /dev/shm
+gpu_states              | count   | count by (host, state) (@gpu_state == 1) | GPUs of a machine by state
+gpu_headroom            | ratio   | (@gpu_memory_free_bytes + @gpu_memory_used_bytes - @gpu_memory_peak_bytes) / (@gpu_memory_total_bytes > 0) | part of the memory that was left at the peak of the last minute
+gpu_transient           | bytes   | @gpu_memory_transient_bytes       | most memory that was taken and given back within a minute
+gpu_step                | bytes   | @gpu_memory_step_bytes            | largest rise of used memory within a minute
+gpu_xid_rate            | count   | increase(@gpu_xid_errors_total[$__rate_interval]) > 0 | Xid errors, by number
+engine_gpu_headroom     | ratio   | (@gpu_memory_free_bytes + @gpu_memory_used_bytes - @gpu_memory_peak_bytes) / (@gpu_memory_total_bytes > 0) {_ON_ENGINE} | part of the memory that was left on each GPU of an engine at the peak of the last minute
+engine_gpu_memory       | bytes   | @gpu_memory_used_bytes {_ON_ENGINE} | memory in use on each GPU of an engine
+engine_gpu_busy         | ratio   | @gpu_busy_ratio {_ON_ENGINE}      | share of time a kernel ran on each GPU of an engine
+engine_gpu_power        | watts   | @gpu_power_watts {_ON_ENGINE}     | power draw of each GPU of an engine
+engine_gpu_clock        | hertz   | @gpu_sm_clock_hertz {_ON_ENGINE}  | SM clock of each GPU of an engine
+engine_gpu_throttle     | ratio   | (sum by (host, uuid) (rate(@gpu_throttle_seconds_total[$__rate_interval])) {_ON_ENGINE}) > 0 | share of time with lowered clocks on each GPU of an engine, all reasons together
+e2e_p50                 | seconds | histogram_quantile(0.5, rate(@engine_e2e_latency_seconds_bucket[$__rate_interval])) | median time from arrival to last token
+e2e_p95                 | seconds | histogram_quantile(0.95, rate(@engine_e2e_latency_seconds_bucket[$__rate_interval])) | 95th percentile of the time from arrival to last token
+queue_p50               | seconds | histogram_quantile(0.5, rate(@engine_queue_time_seconds_bucket[$__rate_interval])) | median time in the queue
+prefill_p95             | seconds | histogram_quantile(0.95, rate(@engine_prefill_time_seconds_bucket[$__rate_interval])) | 95th percentile of the time from scheduling to first token
+prompt_length_p50       | tokens  | histogram_quantile(0.5, rate(@engine_prompt_length_tokens_bucket[$__rate_interval])) | median prompt of finished requests
+prompt_length_p95       | tokens  | histogram_quantile(0.95, rate(@engine_prompt_length_tokens_bucket[$__rate_interval])) | 95th percentile of the prompt length
+generation_length_p95   | tokens  | histogram_quantile(0.95, rate(@engine_generation_length_tokens_bucket[$__rate_interval])) | 95th percentile of the output length
+finished_by_reason      | per second | rate(@engine_requests_finished_total[$__rate_interval]) | requests that ended per second, by reason
+rejected_by_reason      | per second | rate(@engine_requests_rejected_total[$__rate_interval]) > 0 | requests refused per second, by reason
+prompt_computed_rate    | tokens/s | rate(@engine_prompt_tokens_computed_total[$__rate_interval]) | prompt tokens per second that were computed
+prompt_cached_rate      | tokens/s | rate(@engine_prompt_tokens_cached_total[$__rate_interval]) | prompt tokens per second that came from a cache
+request_length_seen     | tokens  | @engine_request_length_seen_tokens | KV tokens per running request: a lower bound of the request length
+page_frozen             | seconds | @engine_page_frozen_seconds       | time for which no value of the engine's page changed while requests were open
+swa_usage               | ratio   | @engine_kv_cache_swa_usage_ratio  | used part of the sliding-window pool
+draft_acceptance        | ratio   | rate(@engine_spec_decode_accepted_tokens_total[$__rate_interval]) / (rate(@engine_spec_decode_draft_tokens_total[$__rate_interval]) > 0) | share of drafted tokens that were accepted
+memory_fraction         | ratio   | @engine_config_memory_fraction_ratio | share of memory that the engine was told to use
+max_batched_tokens      | tokens  | @engine_config_max_num_batched_tokens | token budget of one step
+max_concurrency         | count   | @engine_config_max_concurrency    | full-length requests that the pool holds
+ledger_weights          | bytes   | {_ON_GPU} (@engine_config_weights_bytes) {_FITS} | model weights, as the engine printed them
+ledger_kv_used          | bytes   | {_ON_GPU} (@engine_config_kv_cache_bytes) * on (host, server) group_left () (max by (host, server) (@engine_kv_cache_usage_ratio) and {_RANKS} == 1) {_FITS} | KV pool times its usage
+ledger_kv_free          | bytes   | {_ON_GPU} (@engine_config_kv_cache_bytes) * on (host, server) group_left () (1 - max by (host, server) (@engine_kv_cache_usage_ratio) and {_RANKS} == 1) {_FITS} | rest of the KV pool: allocated, and free for tokens
+ledger_kv_pool          | bytes   | {_ON_GPU} (@engine_config_kv_cache_bytes) unless on (host, server) ({_RANKS} == 1) {_FITS} | KV pool whose usage on this GPU is not known, because several data-parallel ranks share the address
+ledger_graphs           | bytes   | {_ON_GPU} (@engine_config_graph_bytes) {_FITS} | CUDA graphs, as the engine printed them
+ledger_engine_rest      | bytes   | (@gpu_memory_engine_bytes - on (host, uuid, server) group_left () {_SUM} >= 0) or @gpu_memory_engine_bytes | an engine's memory beyond what it states: activations, contexts, communication; all of it where it states more than it holds
+ledger_other            | bytes   | @gpu_memory_other_bytes           | visible processes that belong to no known engine
+ledger_unattributed     | bytes   | @gpu_memory_unattributed_bytes    | used memory that no visible process owns
+ledger_reserved         | bytes   | @gpu_memory_reserved_bytes        | memory the driver keeps
+ledger_free             | bytes   | @gpu_memory_free_bytes            | memory neither used nor reserved
+log_events              | per second | rate(@log_events_total[$__rate_interval]) > 0 | recognised log lines per second, by event
+log_lines               | per second | rate(@log_lines_total[$__rate_interval]) | log lines read per second
+source_up               | none    | @source_up                        | 1 when the last poll of a source worked
+source_age              | seconds | @source_age_seconds               | time since a source last delivered
+source_failures         | per second | rate(@source_failures_total[$__rate_interval]) | failed polls per second
+rule_failures           | per second | rate(@rule_failures_total[$__rate_interval]) > 0 | failed evaluations of a rule per second
+build                   | none    | @build_info                       | version of gpuwatch on each machine
+"""
+
+_FLEET = """
+host_gpus_not_ok        | count   | count by (host) (@gpu_state{state!="ok"} == 1) or 0 * count by (host) (@gpu_state) | GPUs of a machine that are lost, hung, or give no readings
+host_engines            | count   | count by (host) (@source_up{source="engine"}) | engines of a machine
+host_engines_silent     | count   | count by (host) (@source_up{source="engine"} == 0) or 0 * count by (host) (@source_up{source="engine"}) | engines of a machine that do not answer
+host_sources_silent     | count   | count by (host) (@source_up == 0) or 0 * count by (host) (@source_up) | sources of a machine that fail, engines included
+host_kv_highest         | ratio   | max by (host) (@engine_kv_cache_usage_ratio) | used part of the fullest KV pool of a machine
+host_running            | count   | sum by (host) (@engine_requests_running) | requests in the batches of all engines of a machine
+host_waiting            | count   | sum by (host) (@engine_requests_waiting) | requests in the queues of all engines of a machine
+host_generation_rate    | tokens/s | sum by (host) (rate(@engine_generation_tokens_total[$__rate_interval])) | generated tokens per second of all engines of a machine
+host_last_seen          | seconds | max by (host) (timestamp(@build_info) or max_over_time(timestamp(@build_info)[1h:1m])) | when a machine was last scraped within the last hour, seconds since the epoch
+source_failing          | none    | @source_failing == 1              | why a source fails
+"""
+
+OVERVIEWS: dict[str, Query] = {query.name: query for query in [*_table("board", _BOARD), *_table("board", _FLEET)]}
+"""Queries over many machines or that join many series: dashboards ask them, a tick does not."""
+
+CATALOGUE: dict[str, Query] = QUERIES | OVERVIEWS
 """Every named query."""

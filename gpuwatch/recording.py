@@ -7,7 +7,8 @@ works on a file that is still being written. The first line is the header ``{"gp
 * ``{"batch": TARGET, "t": MS, "i": [GAP, …], "v": [VALUE, …], …}`` holds the values that changed. GAPs count from
   the previous changed series (from -1). An integer VALUE is added to the previous value, a number with a point
   replaces it, ``"NaN"``, ``"+Inf"`` and ``"-Inf"`` replace it too, and ``null`` means that the series is gone.
-  ``facts``, ``events``, ``absent``, ``up``, ``reason``, ``detail`` and ``dur`` appear where they say something;
+  ``facts``, ``events``, ``absent``, ``up``, ``reason``, ``detail``, ``dur`` and ``dropped`` appear where they say
+  something;
 * ``{"tick": MS}`` ends a tick: rules were evaluated at this time.
 
 Plain log lines are not recorded, recognised ones are.
@@ -119,6 +120,8 @@ class Writer:
             line |= {"up": 0, "reason": batch.reason.value if batch.reason else "", "detail": batch.detail}
         if batch.duration:
             line["dur"] = round(batch.duration, 4)
+        if batch.dropped:
+            line["dropped"] = batch.dropped
         for name, items in (("facts", batch.facts), ("events", batch.events), ("absent", batch.absent)):
             if items:
                 line[name] = [asdict(item) for item in items]
@@ -332,6 +335,7 @@ def _batch(line: dict[str, Any], table: _Table, layouts: dict[str, tuple[Labels,
         reason=Reason(line["reason"]) if line.get("reason") else None,
         detail=line.get("detail", ""),
         duration=line.get("dur", 0.0),
+        dropped=int(line.get("dropped", 0)),
         absent=tuple(
             Absence(tuple((k, v) for k, v in item["labels"]), Reason(item["reason"]), item["detail"])
             for item in line.get("absent", ())

@@ -56,6 +56,7 @@ gpu_memory_engine_bytes         | gauge | bytes | server | memory of the process
 gpu_memory_other_bytes          | gauge | bytes | | memory of visible processes that belong to no known engine
 gpu_memory_unattributed_bytes   | gauge | bytes | | used memory that no visible process owns
 gpu_processes                   | gauge | | | processes that NVML lists on the GPU
+gpu_processes_hidden            | gauge | | | processes that NVML lists on the GPU and this machine's process table does not show
 gpu_engine                      | gauge | | server basis | 1 where the engine uses this GPU; basis says how that is known: process, environment or config
 gpu_busy_ratio                  | gauge | ratio | | share of the sample period in which a kernel ran
 gpu_memory_bandwidth_busy_ratio | gauge | ratio | | share of the sample period in which memory was read or written
@@ -67,6 +68,7 @@ gpu_sm_clock_max_hertz          | gauge | hertz | | highest SM clock of the card
 gpu_memory_clock_hertz          | gauge | hertz | | memory clock
 gpu_power_watts                 | gauge | watts | | power draw
 gpu_power_limit_watts           | gauge | watts | | enforced power limit
+gpu_power_limit_default_watts   | gauge | watts | | power limit that the card has after a reset
 gpu_energy_joules_total         | counter | joules | | energy since the driver was loaded
 gpu_temperature_celsius         | gauge | celsius | | GPU temperature
 gpu_memory_temperature_celsius  | gauge | celsius | | HBM temperature
@@ -85,8 +87,9 @@ gpu_ecc_errors_total            | counter | | type | ECC errors since the driver
 gpu_row_remap_pending           | gauge | | | 1 when a row remap waits for a reset
 gpu_row_remap_failed            | gauge | | | 1 when a row could not be remapped
 gpu_recovery_action             | gauge | | | what the driver asks for: 0 none, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset
-gpu_xid_errors_total            | counter | | xid | Xid errors seen since gpuwatch started
+gpu_xid_errors_total            | counter | | xid | Xid errors seen since gpuwatch started, by NVML or in the kernel log, each counted once
 gpu_xid_last_time_seconds       | gauge | seconds | xid | when the Xid was last seen, seconds since the epoch
+gpu_reading_absent              | gauge | | reading reason | 1 while a reading that findings rest on cannot be had: memory_used_bytes, busy_ratio, processes
 """
 
 _ENGINE_ROWS = """
@@ -98,6 +101,9 @@ engine_kv_cache_free_tokens              | gauge | tokens | | free tokens in the
 engine_kv_cache_evictable_tokens         | gauge | tokens | | cached tokens that nobody uses
 engine_kv_cache_swa_usage_ratio          | gauge | ratio | | used part of the sliding-window pool
 engine_kv_offload_usage_ratio            | gauge | ratio | | used part of the host's KV offload space
+engine_kv_offload_loaded_bytes_total     | counter | bytes | | KV cache read back from the offload space (vLLM)
+engine_kv_offload_stored_bytes_total     | counter | bytes | | KV cache written to the offload space (vLLM)
+engine_kv_offload_loaded_tokens_total    | counter | tokens | | tokens whose KV cache was read back from the host (SGLang)
 engine_requests_running                  | gauge | | | requests in the running batch
 engine_requests_waiting                  | gauge | | | requests in the queue
 engine_requests_waiting_by_reason        | gauge | | reason | requests in the queue: capacity, deferred
@@ -147,6 +153,12 @@ engine_config_memory_fraction_ratio      | gauge | ratio | | vLLM --gpu-memory-u
 engine_config_tensor_parallel_size       | gauge | | | tensor-parallel ranks
 engine_config_pipeline_parallel_size     | gauge | | | pipeline-parallel ranks
 engine_config_data_parallel_size         | gauge | | | data-parallel ranks
+engine_config_data_parallel_size_local   | gauge | | | data-parallel ranks of this server, where a group spans several
+engine_config_decode_context_parallel_size | gauge | | | decode-context-parallel ranks
+engine_config_kv_heads                   | gauge | | | KV heads of the model; 1 for latent attention (MLA)
+engine_config_native_context_tokens      | gauge | tokens | | longest context that the model's configuration is made for, its rope scaling included
+engine_config_kv_cache_unscaled          | gauge | | | 1 where a quantised KV cache runs with scaling factors of 1.0, 0 where it needs none
+engine_config_flag_problem               | gauge | | flag problem | 1 for each launch flag that this version does not have (unknown) or has with a known trap (risky)
 engine_config_kv_cache_profiled_blocks   | gauge | | | KV blocks that memory profiling found room for, before an override
 engine_config_weights_bytes              | gauge | bytes | | model weights per GPU, as the engine printed them
 engine_config_kv_cache_bytes             | gauge | bytes | | KV pool per GPU, as the engine printed it; under an override that share of what it found room for
@@ -154,14 +166,18 @@ engine_config_activation_peak_bytes      | gauge | bytes | | activation peak tha
 engine_config_graph_bytes                | gauge | bytes | | CUDA graph memory, as the engine printed it
 engine_config_max_concurrency            | gauge | | | full-length requests that the pool holds, as the engine printed it
 engine_process_cpu_seconds_total         | counter | seconds | | CPU time of the engine's processes
+engine_role_cpu_seconds_total            | counter | seconds | role | CPU time of the busiest process of each role: api_server, scheduler, worker, other
 engine_process_resident_bytes            | gauge | bytes | | resident memory of the engine's processes
 engine_processes                         | gauge | | | processes of the engine on this machine
+engine_page_processes                    | gauge | | | processes whose values the engine's page keeps apart by a label pid; 0 where it does not
 """
 
 _LOG_ROWS = """
 log_lines_total                     | counter | | | lines read
 log_unreadable_lines_total          | counter | | | lines that were cut or not valid UTF-8
 log_events_total                    | counter | | event | recognised lines, by event
+log_causes_total                    | counter | | cause when | failures that the log tells of, by the finding that explains them; when: start, or serving after the log said that requests are taken
+log_serving                         | gauge | | | 1 after the log said that the server takes requests, 0 from its next start or its end on
 log_oom_requested_bytes             | gauge | bytes | | size of the allocation that failed last
 log_oom_free_bytes                  | gauge | bytes | | memory free on the device at that moment
 log_oom_reserved_unallocated_bytes  | gauge | bytes | | memory that torch had reserved and not handed out at that moment
@@ -179,13 +195,28 @@ host_shm_total_bytes         | gauge | bytes | | size of /dev/shm
 host_shm_used_bytes          | gauge | bytes | | used part of /dev/shm
 host_cgroup_memory_limit_bytes | gauge | bytes | | memory limit of the cgroup
 host_cgroup_memory_used_bytes  | gauge | bytes | | memory used in the cgroup
+host_wsl                     | gauge | | | 1 on the Windows Subsystem for Linux, else 0
+host_container               | gauge | | | 1 where this looks like the inside of a container, else 0
 host_nvidia_devices          | gauge | | | NVIDIA GPUs on the PCI bus, whether the driver answers or not
 host_nvml_unresponsive_seconds | gauge | seconds | | time since the NVML worker last answered, once it is late
+kernel_lines_total           | counter | | | lines of the kernel log read
+kernel_events_total          | counter | | event | recognised lines of the kernel log: xid, gpu_lost, driver_error, out_of_memory_killed
+"""
+
+_LEDGER_GPU_ROWS = """
+ledger_bytes                 | gauge | bytes | component | memory of a GPU by what it is for: weights, kv_used and kv_free (kv_pool where usage differs per rank), work (activations and CUDA graphs), rest (contexts and communication), engine (of one that does not state its parts), other (foreign processes), unexplained, reserved, free; they sum to the card
+ledger_growth_bytes          | gauge | bytes | | how much more memory the GPU holds than a minute after its engines began to serve, foreign processes left out
+"""
+
+_LEDGER_SERVER_ROWS = """
+ledger_predicted_bytes       | gauge | bytes | component | memory that model, flags and version let one expect on each GPU: weights, kv_pool, work (activations and CUDA graphs), rest (contexts and communication)
 """
 
 _SELF_ROWS = """
 build_info                   | gauge | | version | version of gpuwatch, value 1
+finding_info                 | gauge | | id severity server uuid cause flag from to advice | 1 for each active finding, with its cause and the first change to make; from and to are the values of the flag
 source_up                    | gauge | | source target server | 1 when the last poll of the source worked
+source_failing               | gauge | | source target server reason | 1 while the polls of the source fail, with the reason: unreachable, timeout, not_metrics, not_found, …
 source_age_seconds           | gauge | seconds | source target server | time since the source last delivered
 source_poll_seconds          | gauge | seconds | source target server | time the last poll took
 source_failures_total        | counter | | source target server | failed polls
@@ -204,6 +235,8 @@ METRICS: dict[str, Metric] = {
         *_table(SERVER, _SERVER_ROWS),
         *_table(LOG, _LOG_ROWS),
         *_table(HOST, _HOST_ROWS),
+        *_table(GPU, _LEDGER_GPU_ROWS),
+        *_table(SERVER, _LEDGER_SERVER_ROWS),
         *_table(HOST, _SELF_ROWS),
     ]
 }

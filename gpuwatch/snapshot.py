@@ -38,8 +38,8 @@ class Answer:
 class SourceState:
     """The health of one source. `age` is the time in seconds since it last delivered; None: never.
 
-    `kind` is nvml, engine, log, host or kernel; `reason` is a `model.Reason` value or empty. `engine_kind` and
-    `engine_version` are what an engine said of itself.
+    `kind` is nvml, engine, log, host, kernel or prometheus; `reason` is a `model.Reason` value or empty. `engine_kind`
+    and `engine_version` are what an engine said of itself.
     """
 
     kind: str
@@ -91,6 +91,9 @@ class Recording:
 class Snapshot:
     """Everything there is to see at one moment. `time` and `started` are milliseconds since the epoch.
 
+    In mode prometheus `host` is the Prometheus, and the answers about GPUs and engines are those of the machine in
+    `focus`: (cluster, host), None while only the fleet as a whole is looked at.
+
     `looked_for` explains an empty machine: (what was looked for, what was found or why not). `problems` are rule files
     that were refused and rules that fail, a line each.
     """
@@ -111,6 +114,7 @@ class Snapshot:
     recording: Recording | None = None
     looked_for: tuple[tuple[str, str], ...] = ()
     problems: tuple[str, ...] = ()
+    focus: tuple[str, str] | None = None
 
     def answer(self, query: str) -> Answer:
         """Return the answer of a catalogue query; an empty one when it was not asked."""

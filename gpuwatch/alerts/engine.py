@@ -135,18 +135,28 @@ class RuleEngine:
         self._saved: dict[Labels, Saved] = {}
         self._restore_until: int | None = None
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets of the sink under which the series of the rules are written."""
+        return tuple(task.target for task in self._tasks)
+
     def restore(self, saved: Iterable[Saved]) -> None:
         """Give alerts their old start back when they become active within five minutes of the first tick."""
         self._saved = {item.labels: item for item in saved}
 
     def saved(self, time: int) -> tuple[Saved, ...]:
-        """Return the starts of all pending and firing alerts, for `restore` after a restart."""
-        return tuple(
-            Saved(alert.labels, alert.active_at, time, alert.fired_at)
+        """Return the starts of all pending and firing alerts, for `restore` after a restart.
+
+        Starts that were given to `restore` and whose alerts may still come back are among them.
+        """
+        active = {
+            alert.labels: Saved(alert.labels, alert.active_at, time, alert.fired_at)
             for task in self._tasks
             for alert in task.active.values()
             if alert.state != "resolved"
-        )
+        }
+        waiting = self._saved if self._restore_until is None or time <= self._restore_until else {}
+        return tuple((waiting | active).values())
 
     def tick(self, time: int) -> Evaluation:
         """Evaluate every rule at `time` (milliseconds), in order; a rule sees what earlier ones recorded."""

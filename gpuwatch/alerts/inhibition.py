@@ -18,7 +18,7 @@ from gpuwatch.alerts.inhibitions import INHIBITIONS
 from gpuwatch.model import Labels, label
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpuwatch.alerts.inhibitions import Inhibition
     from gpuwatch.alerts.state import Alert
@@ -61,6 +61,11 @@ class InhibitRule:
     target: tuple[Matcher, ...]
     equal: tuple[str, ...]
 
+    @property
+    def source_label(self) -> tuple[str, str] | None:
+        """One label that every source has with this value, where the rule asks for one."""
+        return next(((item.name, item.value) for item in self.source if item.operator == "=" and item.value), None)
+
     def is_source(self, labels: Labels) -> bool:
         """Return whether an alert with `labels` can mute others."""
         return all(matcher.matches(labels) for matcher in self.source)
@@ -98,7 +103,14 @@ def inhibit(alerts: Sequence[Alert], rules: Sequence[InhibitRule] = RULES) -> tu
     sources = [alert for alert in alerts if alert.state == "firing"]
     if not sources or not rules:
         return tuple(alerts)
-    by_rule = [(rule, [source for source in sources if rule.is_source(source.labels)]) for rule in rules]
+    by_label: dict[tuple[str, str], list[Alert]] = {}
+    for source in sources:
+        for pair in source.labels:
+            by_label.setdefault(pair, []).append(source)
+    by_rule = [
+        (rule, [source for source in _candidates(rule, by_label, sources) if rule.is_source(source.labels)])
+        for rule in rules
+    ]
     live = [(rule, found) for rule, found in by_rule if found]
     if not live:
         return tuple(alerts)
@@ -108,6 +120,14 @@ def inhibit(alerts: Sequence[Alert], rules: Sequence[InhibitRule] = RULES) -> tu
         else replace(alert, inhibited_by=cause)
         for alert in alerts
     )
+
+
+def _candidates(
+    rule: InhibitRule, by_label: Mapping[tuple[str, str], list[Alert]], sources: list[Alert]
+) -> Sequence[Alert]:
+    """Return the alerts among which the sources of `rule` are."""
+    wanted = rule.source_label
+    return sources if wanted is None else by_label.get(wanted, ())
 
 
 def _muted_by(alert: Alert, rules: Sequence[tuple[InhibitRule, list[Alert]]]) -> str:

@@ -12,6 +12,7 @@ HOST = ("host",)
 SERVER = ("host", "server")
 ENGINE = ("host", "server", "model_name", "dp_rank")
 GPU = ("host", "uuid")
+LOG = ("host", "log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,56 @@ _KV_SYMPTOMS = (
     "queue_growth",
     "throughput_collapse",
     "head_of_line",
+    "kv_block_waste",
+    "context_growth",
+)
+
+_FAILED_STARTS = (
+    "no_kv_blocks",
+    "cudagraph_memory",
+    "sampler_warmup_oom",
+    "mm_profiling_memory",
+    "weights_oom",
+    "startup_gpu_shared",
+    "port_in_use",
+    "model_not_found",
+    "dtype_unsupported",
+    "driver_too_old",
+    "flag_unknown",
+)
+_DEATHS = (
+    "worker_died",
+    "prefill_activation_oom",
+    "lora_memory",
+    "spec_decode_memory",
+    "gpu_out_of_memory",
+    "ray_host_oom",
+    "k8s_oomkilled",
+    "k8s_evicted",
 )
 
 INHIBITIONS: tuple[Inhibition, ...] = (
     Inhibition("driver_unresponsive", ("gpu_lost", "tp_imbalance", "gpu_headroom_low", "prefill_memory_peak"), GPU),
     Inhibition("gpu_lost", ("gpu_headroom_low", "prefill_memory_peak"), GPU),
     Inhibition("gpu_lost", ("tp_imbalance", "tp_straggler"), HOST),
+    Inhibition(
+        "xid_hardware",
+        ("gpu_lost", "driver_unresponsive", "xid_software", "throttling", "pcie_degraded", "tp_straggler"),
+        GPU,
+    ),
+    Inhibition("xid_hardware", ("nccl_hang", "engine_stalled", "engine_down"), HOST),
+    Inhibition("gpu_lost", ("nccl_hang", "engine_stalled", "engine_down"), HOST),
+    Inhibition("throttling", ("tp_straggler",), GPU),
+    Inhibition("pcie_degraded", ("tp_straggler",), GPU),
+    Inhibition("tp_straggler", ("throughput_collapse", "queue_growth"), SERVER),
+    Inhibition("tp_pcie_slow", ("throughput_collapse", "queue_growth"), SERVER),
+    Inhibition("nccl_hang", ("engine_stalled", "throughput_collapse", "queue_growth", "tp_imbalance"), SERVER),
+    Inhibition("gpu_memory_growth", ("gpu_headroom_low", "prefill_memory_peak"), GPU),
+    Inhibition("gpu_memory_growth", ("tp_imbalance",), HOST),
+    Inhibition("host_memory_leak", ("host_memory_oversubscribed",), HOST),
+    Inhibition("host_memory_oversubscribed", ("engine_down",), HOST),
+    Inhibition("host_shm_exhaustion", ("nccl_hang", "engine_down"), HOST),
+    Inhibition("unified_memory", ("nvml_na",), GPU),
     Inhibition(
         "engine_down",
         (
@@ -48,9 +93,24 @@ INHIBITIONS: tuple[Inhibition, ...] = (
         SERVER,
     ),
     Inhibition("max_model_len_exceeds_kv", ("engine_down",), SERVER),
+    *(Inhibition(failure, ("engine_down",), SERVER) for failure in (*_FAILED_STARTS, *_DEATHS)),
+    *(Inhibition(failure, ("worker_died",), LOG) for failure in (*_FAILED_STARTS, *_DEATHS[1:])),
+    Inhibition("startup_gpu_shared", ("no_kv_blocks", "max_model_len_exceeds_kv"), LOG),
+    Inhibition("spec_decode_memory", ("max_model_len_exceeds_kv", "no_kv_blocks"), LOG),
+    Inhibition("k8s_oomkilled", ("host_memory_oversubscribed",), HOST),
     Inhibition("kv_preemption_storm", _KV_SYMPTOMS, ENGINE),
     Inhibition("sglang_retraction_storm", _KV_SYMPTOMS, ENGINE),
+    Inhibition("engine_stalled", ("throughput_collapse", "queue_growth", "head_of_line"), SERVER),
+    Inhibition("metrics_disabled", ("engine_down", "source_degraded"), SERVER),
+    Inhibition("metrics_multiproc", ("throughput_collapse", "prefix_cache_collapse", "context_growth"), SERVER),
+    Inhibition("cpu_bound", ("throughput_collapse", "queue_growth"), SERVER),
+    Inhibition("head_of_line", ("throughput_collapse", "queue_growth"), ENGINE),
+    Inhibition("kv_pool_undersized", ("kv_pool_saturated",), SERVER),
+    Inhibition("kv_head_replication", ("kv_pool_saturated",), SERVER),
     Inhibition("kv_pool_saturated", ("queue_growth",), ENGINE),
+    Inhibition("context_growth", ("throughput_collapse", "queue_growth"), ENGINE),
+    Inhibition("prefix_cache_collapse", ("context_growth",), ENGINE),
+    Inhibition("dp_labels", ("dp_imbalance",), SERVER),
     Inhibition("prefill_memory_peak", ("gpu_headroom_low",), GPU),
     Inhibition("allocator_fragmentation", ("gpu_headroom_low",), HOST),
 )

@@ -19,7 +19,7 @@ from gpuwatch import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("tui", "check", "doctor", "rules")
+COMMANDS = ("tui", "serve", "check", "diagnose", "doctor", "rules", "plan", "dashboards", "export")
 
 FINE = 0
 FOUND = 1

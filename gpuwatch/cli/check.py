@@ -7,19 +7,20 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.cli import FINE, FOUND, NOTHING, UsageError, watching
+from gpuwatch.cli import FINE, FOUND, NOTHING, UsageError, attaching, fleet, watching
 
 if TYPE_CHECKING:
     import argparse
 
     from gpuwatch.diagnosis.finding import Finding, NotEnough
     from gpuwatch.pipeline.core import TickResult
-    from gpuwatch.snapshot import SourceState
+    from gpuwatch.snapshot import Snapshot, SourceState
 
 NAME = "check"
 HELP = "watch for a while, print the findings, exit"
 
 MAX_SECONDS = 24 * 3600.0
+DEFAULT_SECONDS = 30.0
 SPARE_SECONDS = 30.0
 JUDGED = ("nvml", "engine", "log")
 """Kinds of sources of which at least one must have answered for a verdict."""
@@ -28,7 +29,11 @@ JUDGED = ("nvml", "engine", "log")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "--for", dest="seconds", metavar="SECONDS", type=float, default=30.0, help="how long to watch (default: 30)"
+        "--for",
+        dest="seconds",
+        metavar="SECONDS",
+        type=float,
+        help="how long to watch (default: 30; one look with --prometheus or --attach)",
     )
     parser.add_argument(
         "--fail-on",
@@ -37,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit with 1 at findings of this severity or above (default: critical)",
     )
     watching.add_arguments(parser)
+    fleet.add_arguments(parser)
+    attaching.add_argument(parser)
 
 
 class Seen:
@@ -47,8 +54,8 @@ class Seen:
         self.not_enough: tuple[NotEnough, ...] = ()
         self.answered: set[str] = set()
 
-    def add(self, result: TickResult) -> None:
-        """Take in the result of one tick."""
+    def add(self, result: TickResult | Snapshot) -> None:
+        """Take in the result of one tick, or a snapshot of it."""
         for finding in result.findings:
             if finding.state != "pending":
                 self.findings[finding.key] = finding
@@ -58,14 +65,23 @@ class Seen:
 def run(args: argparse.Namespace) -> int:
     """Watch, print, and return the exit code."""
     config = watching.config_of(args)
-    if not 1 <= args.seconds <= MAX_SECONDS:
+    if args.seconds is not None and not 1 <= args.seconds <= MAX_SECONDS:
         raise UsageError(f"--for is {args.seconds:g}; allowed: 1 to {MAX_SECONDS:g} seconds")
+    prometheus = fleet.config_of(args, config)
+    if prometheus is not None:
+        return fleet.check(args, prometheus)
+    if args.attach:
+        seen = Seen()
+        snapshot, error = attaching.watch(args, config, seen.add)
+        problems = [*(snapshot.problems if snapshot is not None else ()), *([error] if error else [])]
+        return _report(args, seen, snapshot.sources if snapshot is not None else (), problems)
+    seconds = args.seconds if args.seconds is not None else DEFAULT_SECONDS
     from gpuwatch.clock import SystemClock  # noqa: PLC0415  # --help does not need the pipeline
     from gpuwatch.pipeline.live import Live  # noqa: PLC0415
     from gpuwatch.recording import RecordingError  # noqa: PLC0415
 
     # Nobody asks for a past that is longer than the run.
-    config = replace(config, history_minutes=min(config.history_minutes, (args.seconds + SPARE_SECONDS) / 60))
+    config = replace(config, history_minutes=min(config.history_minutes, (seconds + SPARE_SECONDS) / 60))
     live = Live(config, SystemClock())
     seen = Seen()
     live.on_tick = seen.add
@@ -76,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(str(error)) from None
     live.start()
     try:
-        threading.Event().wait(args.seconds)
+        threading.Event().wait(seconds)
     finally:
         live.stop()
     problems = [str(problem) for problem in live.pipeline.rules.problems]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpuwatch.clock import Clock
     from gpuwatch.config import Config
     from gpuwatch.model import Batch
+    from gpuwatch.sources import Source
     from gpuwatch.sources.discovery.find import FoundEngine
     from gpuwatch.sources.engine.source import EngineTarget
 
@@ -74,6 +75,8 @@ def examine(config: Config, clock: Clock) -> Iterator[Check]:
         yield from _gpus(config, clock)
     yield from _engines(config, clock)
     yield from _host(config, clock)
+    if config.kernel_log != "off":
+        yield _kernel(config, clock)
 
 
 def _program(config: Config) -> Iterator[Check]:
@@ -185,12 +188,8 @@ def _log(spec: str, server: str, config: Config, clock: Clock) -> Check:
     from gpuwatch.sources.logs.source import LogSource  # noqa: PLC0415
 
     source = LogSource(spec, config.host_name, clock, server)
-    deadline = clock.monotonic() + LOG_SECONDS
     try:
-        batch = source.poll()
-        while batch.reason is Reason.NEVER_SEEN and clock.monotonic() < deadline:
-            clock.wait(threading.Event(), 0.2)
-            batch = source.poll()
+        batch = _first(source, clock)
     finally:
         source.close()
     if not batch.up:
@@ -198,6 +197,16 @@ def _log(spec: str, server: str, config: Config, clock: Clock) -> Check:
     return Check(
         "log", spec, "ok", f"{len(batch.facts)} facts and {len(batch.events)} events read; {batch.detail}".rstrip("; ")
     )
+
+
+def _first(source: Source, clock: Clock) -> Batch:
+    """Return what the source says, once a program that it started has had the time to say something."""
+    deadline = clock.monotonic() + LOG_SECONDS
+    batch = source.poll()
+    while batch.reason is Reason.NEVER_SEEN and clock.monotonic() < deadline:
+        clock.wait(threading.Event(), 0.2)
+        batch = source.poll()
+    return batch
 
 
 def _host(config: Config, clock: Clock) -> Iterator[Check]:
@@ -218,6 +227,22 @@ def _host(config: Config, clock: Clock) -> Iterator[Check]:
         yield Check("host", SHM, "ok", f"{shm / GIB:.1f} GiB")
     for absence in batch.absent:
         yield Check("host", name_of(absence.labels), "missing", absence.detail or absence.reason.value)
+
+
+def _kernel(config: Config, clock: Clock) -> Check:
+    from gpuwatch.sources.kernel.source import KernelSource  # noqa: PLC0415
+
+    source = KernelSource(config.host_name, clock, way=config.kernel_log)  # type: ignore[arg-type]  # checked when read
+    try:
+        batch = _first(source, clock)
+    finally:
+        source.close()
+    if not batch.up:
+        fix = "without it, Xids that NVML does not deliver and processes killed for memory are not seen"
+        return Check("host", "kernel log", "missing", batch.detail, fix)
+    past = sorted({fact.key.removeprefix("past.") for fact in batch.facts})
+    said = f"read; before now it said: {', '.join(past)}" if past else "read; no GPU error and no killed process in it"
+    return Check("host", "kernel log", "ok", f"{said}; {batch.detail}".rstrip("; "))
 
 
 def _print(checks: list[Check]) -> None:

@@ -77,14 +77,26 @@ def _test(args: argparse.Namespace) -> int:
 def _explain(args: argparse.Namespace) -> int:
     rules = _in_use(args)
     found = [rule for rule in rules.alerts if args.name in (rule.name, rule.id)]
+    if not found and _section(args.name):
+        _explain_section(args)
+        return FINE
     if not found:
         known = sorted({name for rule in rules.alerts for name in (rule.name, rule.id) if name})
         raise UsageError(f"no alerting rule is called {args.name!r}; {_suggest(args.name, known)}")
     if args.json:
         _print_json({"schema": 1, "rules": [_explanation(rule) for rule in found]})
     elif not args.quiet:
-        print("\n\n".join(_explanation_text(rule) for rule in found))
+        sections = filter(None, map(_rest_of_section, dict.fromkeys(rule.id for rule in found)))
+        print("\n\n".join([*map(_explanation_text, found), *sections]))
     return FINE
+
+
+def _explain_section(args: argparse.Namespace) -> None:
+    """Print what the runbook says about a finding that no rule detects: one that a log or a file shows."""
+    if args.json:
+        _print_json({"schema": 1, "rules": [], "runbook": _section(args.name)})
+    elif not args.quiet:
+        print(_section(args.name))
 
 
 def _suggest(name: str, known: Sequence[str]) -> str:
@@ -103,7 +115,8 @@ def _explanation(rule: AlertRule) -> dict[str, Any]:
         "needs": alternatives,
         "metrics": metrics,
         "comparisons": [comparison.text for comparison in comparisons(rule.plan)],
-        "runbook": _runbook(rule.id),
+        "runbook": first_paragraph(_runbook(), rule.id),
+        "section": _section(rule.id),
     }
 
 
@@ -113,13 +126,33 @@ def _meaning(name: str) -> str:
     return metric.help if metric is not None else ""
 
 
-def _runbook(finding: str) -> str:
-    """Return the first paragraph of the finding's section of the runbook; empty where the runbook is not installed."""
+def _runbook() -> str:
+    """Return the runbook; empty where it is not installed."""
     package = Path(rulefile.__file__).resolve().parents[1]
     for path in (package / "data" / "runbook.md", package.parent / "docs" / "runbook.md"):
         if path.is_file():
-            return first_paragraph(path.read_text(encoding="utf-8"), finding)
+            return path.read_text(encoding="utf-8")
     return ""
+
+
+def _section(finding: str) -> str:
+    return section(_runbook(), finding)
+
+
+def _rest_of_section(finding: str) -> str:
+    """Return what the runbook says about a finding after the first paragraph, which stands above the rule."""
+    _, _, rest = _section(finding).partition("\n\n")
+    return f"runbook:\n{textwrap.indent(rest, '    ')}" if rest else ""
+
+
+def section(runbook: str, finding: str) -> str:
+    """Return the text under the heading `finding` of a Markdown text, up to the next heading of its level or above."""
+    heading = re.search(rf"^(#+) *`?{re.escape(finding)}`? *$", runbook, re.MULTILINE)
+    if not finding or heading is None:
+        return ""
+    rest = runbook[heading.end() :]
+    end = re.search(rf"^#{{1,{len(heading[1])}}} ", rest, re.MULTILINE)
+    return (rest[: end.start()] if end else rest).strip()
 
 
 def first_paragraph(runbook: str, finding: str) -> str:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpuwatch.cli import FINE, WRONG, UsageError, watching
+from gpuwatch.cli import FINE, WRONG, UsageError, attaching, fleet, watching
 
 if TYPE_CHECKING:
     import argparse
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from gpuwatch.config import Config
+    from gpuwatch.pipeline.attach import Attached
+    from gpuwatch.pipeline.fleet.driver import Fleet
     from gpuwatch.pipeline.live import Live
     from gpuwatch.pipeline.replay import Replay
     from gpuwatch.snapshot import Mode, Snapshot
     from gpuwatch.tui.feed import Actions
 
-    Driver: TypeAlias = Live | Replay
+    Driver: TypeAlias = Live | Replay | Fleet | Attached
 
 NAME = "tui"
 HELP = "show GPUs, engines and what is wrong with them; finds them by itself"
@@ -32,6 +34,8 @@ DEMO = Path(__file__).resolve().parent.parent / "data" / "demo.rec"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     watching.add_arguments(parser)
+    fleet.add_arguments(parser)
+    attaching.add_argument(parser)
     parser.add_argument("--replay", metavar="FILE", help="play a recording instead of watching")
     parser.add_argument("--demo", action="store_true", help="play a recorded run that ships with gpuwatch")
 
@@ -71,6 +75,19 @@ class Screen:
 
         if not isinstance(self.driver, Live):
             raise RuntimeError("only a live run can be recorded")  # noqa: TRY004  # a state, not a type error
+        return self.driver
+
+    @property
+    def fleet(self) -> Fleet:
+        """The present driver where it looks at a fleet.
+
+        Raises:
+            RuntimeError: something else is on the screen.
+        """
+        from gpuwatch.pipeline.fleet.driver import Fleet  # noqa: PLC0415  # loaded by then
+
+        if not isinstance(self.driver, Fleet):
+            raise RuntimeError("only a fleet can do that")  # noqa: TRY004  # a state, not a type error
         return self.driver
 
     @property
@@ -140,11 +157,16 @@ class Screen:
 
 def run(args: argparse.Namespace) -> int:
     """Show the screen until it is left."""
+    if args.json:
+        raise UsageError("--json: the screen has none; gpuwatch check --json prints findings, and serve a snapshot")
     config = watching.config_of(args)
     if args.demo and args.replay:
         raise UsageError("--demo and --replay exclude each other")
     if args.record and (args.demo or args.replay):
         raise UsageError("--record needs something live to record; it cannot be used with --demo or --replay")
+    if args.attach:
+        attaching.refuse_others(args, "engine", "log", "record", "replay", "demo", "prometheus")
+        attaching.attached(args, config)
     _check_files(args)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("the screen needs a terminal; use `gpuwatch check` in scripts")
@@ -183,8 +205,13 @@ def _check_files(args: argparse.Namespace) -> None:
 def _maker(args: argparse.Namespace, config: Config) -> Callable[[], Driver]:
     if args.demo:
         return demo
+    prometheus = fleet.config_of(args, config)
+    if prometheus is not None:
+        return lambda: fleet.fleet(prometheus, args)
     if args.replay:
         return lambda: player(args.replay, config)
+    if args.attach:
+        return lambda: attaching.attached(args, config)
     return lambda: live(config, args.record)
 
 
@@ -225,6 +252,9 @@ def actions(screen: Screen, args: argparse.Namespace) -> Actions:
     def speed(times: float) -> None:
         screen.player.set_speed(times)
 
+    def focus(machine: tuple[str, str] | None) -> None:
+        screen.fleet.focus(machine)
+
     def record(path: str | None) -> str:
         return screen.live.record(path)
 
@@ -233,6 +263,10 @@ def actions(screen: Screen, args: argparse.Namespace) -> Actions:
 
     if args.demo or args.replay:
         return Actions(set_rule_detail=screen.show_rule_readings, pause=pause, speed=speed)
+    if args.attach:
+        return Actions(set_rule_detail=screen.show_rule_readings)
+    if args.prometheus:
+        return Actions(focus=focus)
     return Actions(
         start_recording=record,
         stop_recording=stop_recording,

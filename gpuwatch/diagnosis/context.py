@@ -11,6 +11,7 @@ from gpuwatch.promql.values import PromQLError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from gpuwatch.diagnosis.finding import Finding
     from gpuwatch.model import Fact, Labels, LogEvent
     from gpuwatch.promql.values import Querier
 
@@ -58,6 +59,17 @@ class Facts:
             fact = self._facts.get(("", key))
         return fact
 
+    def of(self, server: str) -> dict[str, Fact]:
+        """Return everything that is known of `server`, by key."""
+        found = {key: self.get(server, key) for key in sorted({key for _, key in self._facts})}
+        return {key: fact for key, fact in found.items() if fact is not None}
+
+    def flags(self, server: str) -> dict[str, str | float | int | bool]:
+        """Return the launch flags of `server` by name, without dashes."""
+        names = {key.removeprefix("flag.") for _, key in self._facts if key.startswith("flag.")}
+        found = {name: self.get(server, "flag." + name) for name in sorted(names)}
+        return {name: fact.value for name, fact in found.items() if fact is not None}
+
     def all(self) -> tuple[Fact, ...]:
         """Return every fact, by server and key."""
         return tuple(self._facts[key] for key in sorted(self._facts))
@@ -65,12 +77,16 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One moment: who answers PromQL, `time` in milliseconds since the epoch, facts and recent log events."""
+    """One moment: who answers PromQL, `time` in milliseconds since the epoch, facts and recent log events.
+
+    `causes` are the newest failures that logs tell of, by log and finding id.
+    """
 
     querier: Querier
     time: int
     facts: Facts = field(default_factory=Facts)
     events: tuple[LogEvent, ...] = ()
+    causes: Mapping[tuple[str, str], Finding] = field(default_factory=dict)
 
     def at(self, time: int) -> Context:
         """Return the same context at another time, without the events that came later."""
@@ -115,8 +131,10 @@ class Subject:
 
     @property
     def sglang(self) -> bool:
-        """Whether the engine is SGLang."""
-        return self.labels.get("engine_kind") == "sglang"
+        """Whether the engine is SGLang, by the label `engine_kind`, else by what was told about the server."""
+        kind = self.labels.get("engine_kind", "")
+        told = self.fact("engine") if not kind and self.server else None
+        return (str(told.value) if told is not None else kind) == "sglang"
 
     def select(self, name: str, scope: tuple[str, ...] = ENGINE_SCOPE, **extra: str) -> str:
         """Return the selector of ``gpuwatch_<name>`` for this subject; `scope` are the labels that identify it."""

@@ -38,7 +38,8 @@ def explain(
 ) -> tuple[tuple[Finding, ...], tuple[NotEnough, ...]]:
     """Return the findings of one tick, root causes first, and the ids that could not be judged.
 
-    Firing alerts are explained at the time of `context`, resolved ones at the last moment at which they fired.
+    Firing alerts are explained at the time of `context`, those that are kept firing and resolved ones at the last
+    moment at which their rule held.
     Pending alerts are not findings yet. A user's own rule is a finding with its annotations as title and cause. With
     `memory` explanations are reused while they are fresh, and a resolved alert keeps what was said last. An alert
     without evidence is no finding; what it lacks is told instead.
@@ -74,13 +75,14 @@ def explain(
             since=alert.fired_at if alert.fired_at is not None else alert.active_at,
             until=alert.resolved_at,
             labels=labels,
+            alerts=_firing(alert),
         )
         key = (diagnosis.id, tuple(labels.get(name, "") for name in diagnosis.scope))
-        findings[key] = _merged(findings[key], finding) if key in findings else finding
+        findings[key] = merged(findings[key], finding) if key in findings else finding
     for forgotten in memory.said.keys() - current:
         del memory.said[forgotten]
     _unjudged(evaluation.rules, {finding.id for finding in findings.values()}, lacking)
-    return rank(_without_parts(findings.values())), tuple(lacking.values())
+    return rank(without_parts(findings.values())), tuple(lacking.values())
 
 
 def _of_own_rule(alert: Alert) -> Finding:
@@ -97,34 +99,43 @@ def _of_own_rule(alert: Alert) -> Finding:
         since=alert.fired_at if alert.fired_at is not None else alert.active_at,
         until=alert.resolved_at,
         labels={key: value for key, value in alert.labels if key not in _NOT_IDENTITY},
+        alerts=_firing(alert),
     )
+
+
+def _firing(alert: Alert) -> tuple[tuple[Labels, int], ...]:
+    """Return the labels and start of a firing alert."""
+    started = alert.fired_at if alert.fired_at is not None else alert.active_at
+    return ((alert.labels, started),) if alert.state == "firing" else ()
 
 
 def _verdict(alert: Alert, diagnosis: Diagnosis, context: Context, memory: Memory) -> Verdict:
     said = memory.said.get(alert.labels)
-    resolved = alert.state == "resolved"
-    if said is not None and (resolved or 0 <= context.time - said[0] < REFRESH_MS):
+    # What is kept firing is explained by what was seen while its rule held: a second later the figures say otherwise.
+    over = alert.resolved_at if alert.state == "resolved" else alert.absent_since
+    if said is not None and (over is not None or 0 <= context.time - said[0] < REFRESH_MS):
         return said[1]
-    if resolved and alert.resolved_at is not None:
-        context = context.at(alert.resolved_at - 1)
+    if over is not None:
+        context = context.at(over - 1)
     subject = context.about(dict(alert.labels), alert.name, alert.value)
     verdict = diagnosis.explain(subject)
     memory.said[alert.labels] = (context.time, verdict)
     return verdict
 
 
-def _merged(one: Finding, other: Finding) -> Finding:
+def merged(one: Finding, other: Finding) -> Finding:
     """Return the finding to show of two rules that say the same: the firing one, else the surer one."""
     if (one.state == "firing") != (other.state == "firing"):
         shown = one if one.state == "firing" else other
     else:
         shown = max(one, other, key=lambda finding: finding.confidence)
+    alerts = (*one.alerts, *other.alerts)
     if one.state != other.state:
-        return shown
-    return replace(shown, since=min(one.since, other.since))
+        return replace(shown, alerts=alerts)
+    return replace(shown, since=min(one.since, other.since), alerts=alerts)
 
 
-def _without_parts(findings: Iterable[Finding]) -> list[Finding]:
+def without_parts(findings: Iterable[Finding]) -> list[Finding]:
     """Leave out single GPUs of a host whose whole driver hangs."""
     findings = list(findings)
     hosts = {

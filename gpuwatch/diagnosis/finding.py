@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from gpuwatch.model import Labels
 
 Severity: TypeAlias = Literal["info", "warning", "critical"]
 State: TypeAlias = Literal["pending", "firing", "resolved"]
@@ -39,7 +42,11 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An alert or log event with its explanation. `since` is in milliseconds since the epoch."""
+    """An alert or log event with its explanation. `since` is in milliseconds since the epoch.
+
+    `alerts` are the labels and the start of each firing alert that this finding stands for, as Prometheus would send
+    them to Alertmanager; they are no part of what the finding says.
+    """
 
     id: str
     severity: Severity
@@ -53,6 +60,7 @@ class Finding:
     since: int = 0
     until: int | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    alerts: tuple[tuple[Labels, int], ...] = field(default=(), compare=False, repr=False)
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:

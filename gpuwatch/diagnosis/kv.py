@@ -20,6 +20,7 @@ from gpuwatch.diagnosis.explanation import (
 )
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.kv_advice import blocks_override, pool_advice, pool_limit, seats_advice
+from gpuwatch.diagnosis.kv_kinds import RECOMPUTED, storm_kind
 from gpuwatch.engines.version import parse_version, show_version
 
 if TYPE_CHECKING:
@@ -57,8 +58,10 @@ def preemption_storm(subject: Subject) -> Verdict:
     waiting = subject.now("engine_requests_waiting")
     limit = subject.config("max_num_seqs", "max_num_seqs")
     doubtful = _doubtful(subject)
+    kind = storm_kind(subject, pool, max(evicted or 0.0, preempted or 0.0))
     evidence = [
         *_evicted(evicted, preempted, doubted=doubtful is not None),
+        *kind.evidence,
         *_load(running, waiting, limit),
         measured(
             f"KV usage reached {percent(usage)} in the last minute", "engine_kv_cache_usage_ratio", usage, "ratio"
@@ -70,7 +73,7 @@ def preemption_storm(subject: Subject) -> Verdict:
     admitted = _admitted(subject, limit)
     confidence = ONE_EVICTION_CONFIDENCE if subject.alert == UNHEALED else STORM_CONFIDENCE
     confidence += CONFIRMED_BONUS if preempted else 0.0
-    cause = _storm_cause(subject, pool, length, admitted, "thrown out of it and computed again")
+    cause = kind.cause or _storm_cause(subject, pool, length, admitted, kind.fate)
     if doubtful is not None:
         cause = f"{cause} Or clients time out and send their requests again: the two are not separated here."
     return Explanation(
@@ -79,7 +82,8 @@ def preemption_storm(subject: Subject) -> Verdict:
         tuple(evidence),
         (
             *pool_limit(subject, pool, length, admitted),
-            *seats_advice(subject, pool, length, limit),
+            *kind.advice,
+            *(() if kind.cause else seats_advice(subject, pool, length, limit)),
             *pool_advice(subject, pool, length, admitted),
         ),
     )
@@ -102,6 +106,8 @@ def retraction_storm(subject: Subject) -> Verdict:
     if not evidence:
         return Unknown("SGLang's counter of retracted requests, or its log")
     pool, length = pool_of(subject), typical_length(subject)
+    kind = storm_kind(subject, pool, retracted or 0.0)
+    evidence += kind.evidence
     running = subject.now("engine_requests_running")
     waiting = subject.now("engine_requests_waiting")
     limit = subject.config("max_num_seqs", "max_num_seqs")
@@ -127,12 +133,13 @@ def retraction_storm(subject: Subject) -> Verdict:
     evidence += _speed(subject)
     admitted = _admitted(subject, limit)
     return Explanation(
-        _storm_cause(subject, pool, length, admitted, "retracted and prefilled again"),
+        kind.cause or _storm_cause(subject, pool, length, admitted, _retracted(kind.fate)),
         STORM_CONFIDENCE + CONFIRMED_BONUS if retracted else STORM_CONFIDENCE,
         tuple(evidence),
         (
             *pool_limit(subject, pool, length, admitted),
-            *seats_advice(subject, pool, length, limit),
+            *kind.advice,
+            *(() if kind.cause else seats_advice(subject, pool, length, limit)),
             Advice(
                 f"or admit more carefully: reserve more for output that is still to come (raise to {CONSERVATIVE})",
                 "--schedule-conservativeness",
@@ -142,6 +149,10 @@ def retraction_storm(subject: Subject) -> Verdict:
             *pool_advice(subject, pool, length, admitted),
         ),
     )
+
+
+def _retracted(fate: str) -> str:
+    return "retracted and prefilled again" if fate == RECOMPUTED else fate
 
 
 def pool_saturated(subject: Subject) -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.activation import step_advice, step_evidence, step_of
 from gpuwatch.diagnosis.context import GPU_SCOPE, LOG_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import (
@@ -18,13 +19,13 @@ from gpuwatch.diagnosis.explanation import (
     size,
 )
 from gpuwatch.diagnosis.finding import Advice
+from gpuwatch.diagnosis.growth import since_ready
 
 if TYPE_CHECKING:
+    from gpuwatch.diagnosis.activation import Step
     from gpuwatch.diagnosis.context import Subject
     from gpuwatch.diagnosis.finding import Evidence
 
-SMALLEST_CHUNK = 512
-"""No smaller token budget of a step is proposed: decode steps would be cut as well."""
 FOREIGN_GROWTH = 256 * MIB
 """Other processes must have grown by this much to be named; contexts and displays move by less."""
 PEAK_WINDOW = "6m"
@@ -34,33 +35,51 @@ PEAK_WINDOW = "6m"
 def prefill_peak(subject: Subject) -> Verdict:
     """Explain a memory peak while requests ran that left almost nothing free."""
     peak = subject.over("max_over_time", "gpu_memory_peak_bytes", PEAK_WINDOW, GPU_SCOPE)
-    step = subject.over("max_over_time", "gpu_memory_step_bytes", PEAK_WINDOW, GPU_SCOPE)
+    took = subject.over("max_over_time", "gpu_memory_step_bytes", PEAK_WINDOW, GPU_SCOPE)
     total = subject.now("gpu_memory_total_bytes", GPU_SCOPE)
-    if peak is None or step is None or total is None:
+    if peak is None or took is None or total is None:
         return Unknown("the memory peak of the last minute, read at 10 Hz, while the engine served")
+    left = subject.value
     evidence = [
         measured(f"used memory peaked at {size(peak)} of {size(total)}", "gpu_memory_peak_bytes", peak, "bytes"),
-        measured(f"it rose by {size(step)} within a minute while requests ran", "gpu_memory_step_bytes", step, "bytes"),
-        measured(f"{size(subject.value)} were left at the peak", "gpu_memory_free_bytes", subject.value, "bytes"),
+        measured(f"it rose by {size(took)} within a minute while requests ran", "gpu_memory_step_bytes", took, "bytes"),
+        measured(f"{size(left)} were left at the peak", "gpu_memory_free_bytes", left, "bytes"),
     ]
     engines = _engines_on(subject)
     prompts = sum(filter(None, (_prompt_tokens(engine) for engine in engines)))
     if prompts:
         text = f"{count(prompts)} prompt tokens were processed in 6 minutes"
         evidence.append(measured(text, "engine_prompt_tokens_total", prompts, "tokens"))
+    # With several engines on one card the step cannot be laid to one of them.
+    steps = [(engine, step_of(engine, took, took + max(0.0, left), total, PEAK_WINDOW)) for engine in engines]
+    evidence += [item for engine, step in steps if len(steps) == 1 for item in step_evidence(engine, step)]
     evidence += _others(subject)
-    cause = f"A prefill took {size(step)} on top of the pool and left {size(subject.value)} free; a larger one fails."
+    evidence += since_ready(subject)
     if not prompts:
-        cause = f"Memory rose by {size(step)} while requests ran and left {size(subject.value)} free."
-    confidence = 0.8 if prompts else 0.55
-    return Explanation(cause, confidence, tuple(evidence), _smaller_chunk(engines))
+        cause = f"Memory rose by {size(took)} while requests ran and left {size(left)} free."
+    else:
+        cause = f"A prefill took {size(took)} on top of the pool and left {size(left)} free. " + _next_one(steps, left)
+    advice = [item for engine, step in steps for item in step_advice(engine, step)]
+    return Explanation(cause, 0.8 if prompts else 0.55, tuple(evidence), tuple(advice))
+
+
+def _next_one(steps: list[tuple[Subject, Step]], left: float) -> str:
+    """Say what that means for the next prefill."""
+    step = steps[0][1] if len(steps) == 1 else None
+    if step is None or step.fits is None or step.full is None or step.budget is None:
+        return "It was survived; a larger one fails."
+    if not step.fits:
+        chunk = f"a full chunk of {count(step.budget)} tokens takes about {size(step.full)}"
+        return f"It was survived; {chunk} and will not fit."
+    return f"A full chunk of {count(step.budget)} tokens was survived, and {size(left)} are left for the next one."
 
 
 def headroom_low(subject: Subject) -> Verdict:
     """Explain free memory that is less than recent peaks took."""
     transient = subject.over("max_over_time", "gpu_memory_transient_bytes", "10m", GPU_SCOPE)
     free = subject.over("max_over_time", "gpu_memory_free_bytes", "1m", GPU_SCOPE)
-    if transient is None or free is None:
+    total = subject.now("gpu_memory_total_bytes", GPU_SCOPE)
+    if transient is None or free is None or total is None:
         return Unknown("free memory and the peaks of the last 10 minutes")
     evidence = [
         measured(
@@ -72,7 +91,6 @@ def headroom_low(subject: Subject) -> Verdict:
         measured(f"at most {size(free)} were free in the last minute", "gpu_memory_free_bytes", free, "bytes"),
     ]
     grown = _growth(subject, "gpu_memory_other_bytes")
-    engines = _engines_on(subject)
     advice: list[Advice] = []
     if grown is not None and grown > FOREIGN_GROWTH:
         text = f"processes of no known engine grew by {size(grown)} in 10 minutes"
@@ -87,7 +105,11 @@ def headroom_low(subject: Subject) -> Verdict:
                 excluded("other visible processes: they did not grow", "gpu_memory_other_bytes", grown, "bytes")
             )
         confidence = 0.7
-    return Explanation(cause, confidence, tuple(evidence), (*advice, *_smaller_chunk(engines), *_smaller_pool(engines)))
+    for engine in _engines_on(subject):
+        step = step_of(engine, transient, free, total, "10m")
+        evidence += step_evidence(engine, step)
+        advice += step_advice(engine, step)
+    return Explanation(cause, confidence, tuple(evidence), tuple(advice))
 
 
 def fragmentation(subject: Subject) -> Verdict:
@@ -109,6 +131,8 @@ def fragmentation(subject: Subject) -> Verdict:
     ]
     if free is not None:
         evidence.append(measured(f"{size(free)} were free on the device", "log_oom_free_bytes", free, "bytes"))
+    evidence += _unexplained(subject)
+    evidence += _since_ready(subject)
     evidence += [logged(event) for event in lines[-1:]]
     hint = next((event.text for event in reversed(lines) if "PYTORCH_ALLOC_CONF" in event.text), None)
     variable = "PYTORCH_ALLOC_CONF" if hint else "PYTORCH_CUDA_ALLOC_CONF"
@@ -126,6 +150,34 @@ def fragmentation(subject: Subject) -> Verdict:
             ),
         ),
     )
+
+
+def _unexplained(subject: Subject) -> list[Evidence]:
+    """Return what the engine holds beyond weights, pool, graphs and activations: what the allocator keeps, and more."""
+    parts = [
+        subject.config("weights_bytes", "weights.bytes"),
+        subject.config("kv_cache_bytes", "kv.bytes"),
+        subject.config("graph_bytes", "graph.bytes"),
+        subject.config("activation_peak_bytes", "activation.bytes"),
+    ]
+    held = [used for _, used in subject.context.samples(subject.select("gpu_memory_engine_bytes", SERVER_SCOPE))]
+    if not subject.server or not held or parts[0] is None or parts[1] is None:
+        return []
+    explained = sum(part for part in parts if part is not None)
+    rest = max(held) - explained
+    text = f"the engine holds {size(max(held))}; weights, pool, graphs and activations explain {size(explained)} of it"
+    return [measured(f"{text}, {size(rest)} remain", "gpu_memory_engine_bytes", max(held), "bytes")] if rest > 0 else []
+
+
+def _since_ready(subject: Subject) -> list[Evidence]:
+    """Return how much the fullest GPU of the engine has grown since it began to serve: what its allocator kept."""
+    placed = subject.select("gpu_engine", SERVER_SCOPE)
+    found = subject.context.samples(f"gpuwatch_ledger_growth_bytes and on (host, uuid) {placed}")
+    if not subject.server or not found:
+        return []
+    grown = max(amount for _, amount in found)
+    text = f"the fullest GPU holds {size(grown)} more than a minute after the engine began to serve"
+    return [measured(text, "ledger_growth_bytes", grown, "bytes")] if grown > 0 else []
 
 
 def _engines_on(subject: Subject) -> list[Subject]:
@@ -164,32 +216,6 @@ def _others(subject: Subject) -> list[Evidence]:
         return [excluded(text, "gpu_memory_other_bytes", grown, "bytes")]
     text = f"other processes on this GPU grew by {size(grown)} within 10 minutes"
     return [measured(text, "gpu_memory_other_bytes", grown, "bytes")]
-
-
-def _smaller_chunk(engines: list[Subject]) -> tuple[Advice, ...]:
-    """Return the advice to halve the token budget of a step: the activations of a prefill grow in proportion to it."""
-    advice = []
-    for engine in engines:
-        budget = engine.config("max_num_batched_tokens", "max_num_batched_tokens")
-        flag = "--chunked-prefill-size" if engine.sglang else "--max-num-batched-tokens"
-        if budget is None:
-            advice.append(Advice("process prompts in smaller chunks", flag))
-        elif budget > SMALLEST_CHUNK:
-            half = max(SMALLEST_CHUNK, int(budget) // 2)
-            text = "process prompts in chunks of half the size, which take half the activations"
-            advice.append(Advice(text, flag, f"{budget:.0f}", str(half)))
-    return tuple(advice)
-
-
-def _smaller_pool(engines: list[Subject]) -> tuple[Advice, ...]:
-    advice = []
-    for engine in engines:
-        current = engine.config("memory_fraction_ratio", "memory_fraction")
-        if current is not None:
-            flag = "--mem-fraction-static" if engine.sglang else "--gpu-memory-utilization"
-            text = "or leave more room beside the pool"
-            advice.append(Advice(text, flag, f"{current:g}", f"{max(0.05, current - 0.03):.2f}"))
-    return tuple(advice)
 
 
 DIAGNOSES = (

@@ -62,6 +62,7 @@ def compile_page(page: Sequence[Labels], names: Iterable[str], info: EngineInfo,
         _derive_vllm(builder, version)
     else:
         _derive_sglang(builder, version, info)
+    builder.constant(PREFIX + "page_processes", builder.base, len(builder.pids()))
     builder.constant(PREFIX + "info", builder.base, 1.0, version=info.version, role=_role(builder, info))
     for name, value in info.config:
         builder.constant(name, builder.base, value)

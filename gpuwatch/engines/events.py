@@ -35,6 +35,7 @@ cuda_error               | a CUDA kernel or call failed
 ecc_error                | CUDA reported an uncorrectable memory error
 gpu_lost                 | the driver lost the GPU
 xid                      | the driver reported an Xid
+driver_error             | the NVIDIA kernel module could not start a GPU, or refused a program of another version
 preempted_v0             | vLLM V0 preempted a request for lack of KV cache
 swap_abort_v0            | vLLM V0 had no host swap space left and aborted
 request_never_fits       | a request was failed because the KV cache can never hold it
@@ -63,12 +64,54 @@ uva_unavailable          | unified addressing is missing, as on WSL
 shm_too_small            | /dev/shm is too small for the program
 ray_memory_kill          | Ray killed a worker because the host's memory was nearly full
 out_of_memory_killed     | the kernel or Kubernetes killed a process for lack of memory
+pod_evicted              | Kubernetes evicted the pod
+process_crashed          | a process ended by a signal of its own making, such as a segmentation fault
+driver_unreachable       | the driver does not answer, or is not the one that its library belongs to
 prefix_cache_reset       | the prefix cache was emptied
 sleep                    | the engine went to sleep
 wake                     | the engine woke up
 """
 
-EVENTS: dict[str, str] = {
-    name.strip(): meaning.strip() for name, _, meaning in (row.partition("|") for row in _ROWS.strip().splitlines())
-}
+# What only says something beside other lines of the same incident: steps in tracebacks, output of the host's tools.
+_NOTE_ROWS = """
+traceback_step       | a traceback passes through a step of the engine that has a name
+graph_capture_begin  | the engine begins to capture CUDA graphs
+crash_dump           | figures of the step in which the engine died
+process_columns      | the columns of a listing of processes
+process_row          | an engine's process in a listing of processes
+process_busy         | a row of top: a process and its share of a core
+cpu_idle             | the idle share of the host's cores, from top
+omp_threads          | the number of OpenMP threads that was set
+cpu_limit            | the cores that a container may use
+memory_limit         | the memory that a container may use
+pod_usage            | what a pod or container uses
+host_memory          | a row of the host's memory, from /proc/meminfo or free
+shm_size             | the size of /dev/shm
+shm_default          | nothing is mounted at /dev/shm, so that the default of 64 MB holds
+gpu_processes_listed | the heading of the list of processes in nvidia-smi
+gpu_topology         | a row of nvidia-smi topo
+nvml_columns         | the columns of an nvidia-smi query
+nvml_unavailable     | nvidia-smi has no value, and says so
+nvml_unified         | the GPU has no memory of its own
+rows_remapped        | rows of a GPU's memory that were replaced
+pid_not_found        | a program did not find its own process among those that NVML lists
+config_key           | one key of a model's config.json
+metric_name          | a metric whose name or labels tell what reads the page
+metric_said          | a metric as somebody wrote it down, with a comparison
+metrics_process      | a metric of the Python process
+container_exit       | a container or command ended with a code
+container_killed     | somebody wrote that a container was killed
+oom_constraint       | whose limit the kernel enforced when it killed
+wsl_kernel           | the kernel is that of WSL
+"""
+
+
+def _table(rows: str) -> dict[str, str]:
+    pairs = (row.partition("|") for row in rows.strip().splitlines())
+    return {name.strip(): meaning.strip() for name, _, meaning in pairs}
+
+
+EVENTS: dict[str, str] = _table(_ROWS)
 """Meaning by event name."""
+NOTES: dict[str, str] = _table(_NOTE_ROWS)
+"""Meaning of lines that are not counted, by name: they matter beside others."""

@@ -7,6 +7,7 @@ one rank printed; the plain key holds the value over all ranks).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -43,18 +44,26 @@ dtype                    | | | last | type of weights and activations
 quantization             | | | last | quantisation of the weights
 attention.backend        | | | last | attention implementation
 nccl.version             | | | last | NCCL version
+command                  | | | last | the launch command
 custom_allreduce         | | | last | false where the custom all-reduce is off
+custom_allreduce.why     | | | last | why the custom all-reduce is off
 world_size               | | | last | ranks in all
 tp                       | | tensor_parallel_size | last | tensor-parallel ranks
 pp                       | | pipeline_parallel_size | last | pipeline-parallel ranks
 dp                       | | data_parallel_size | last | data-parallel ranks
-dcp                      | | | last | decode-context-parallel ranks
+dp_local                 | | data_parallel_size_local | last | data-parallel ranks of this server, where a group spans several
+dcp                      | | decode_context_parallel_size | last | decode-context-parallel ranks
+model.kv_heads           | | kv_heads | last | KV heads of the model; 1 for latent attention (MLA)
+model.context            | tokens | native_context_tokens | last | longest context that the model's configuration is made for, its rope scaling included
+model.config             | | | last | what the memory ledger needs of the model's config.json, as JSON
+model.weights_bytes      | bytes | | last | weight files of the model
 max_model_len            | tokens | max_model_len_tokens | last | longest request that is accepted
 max_num_seqs             | | max_num_seqs | last | most requests in a batch
 max_num_batched_tokens   | tokens | max_num_batched_tokens | last | token budget of one step (SGLang: chunked prefill size)
 max_prefill_tokens       | tokens | | last | SGLang's token budget of a prefill batch
 memory_fraction          | ratio | memory_fraction_ratio | last | vLLM: of total memory; SGLang: of memory free before the weights
 memory_fraction.without_graphs | ratio | | last | the fraction that gives the same pool with graphs outside the budget
+memory_fraction.same_pool | ratio | | last | the fraction that gives the pool of versions which left graphs outside the budget
 prefix_caching           | | | last | whether prefix caching is on
 chunked_prefill          | | | last | whether chunked prefill is on
 enforce_eager            | | | last | whether CUDA graphs are off
@@ -80,6 +89,9 @@ kv.blocks_override       | | | last | KV blocks forced by --num-gpu-blocks-overr
 kv.cpu_blocks            | | | last | KV blocks on the host (vLLM V0)
 kv.block_size            | tokens | | last | tokens in one block
 kv.dtype                 | | | last | type of the KV cache
+kv.format                | | | last | layout of a KV cache with one latent head for all heads (MLA)
+kv.offload_per_rank_bytes | bytes | | last | host memory that each rank takes for KV blocks (LMCache)
+kv.unscaled              | | kv_cache_unscaled | last | true where a quantised KV cache runs with scaling factors of 1.0, false where it needs none
 max_concurrency          | | max_concurrency | last | requests of full length that the pool holds
 avail.after_weights_bytes | bytes | | min | memory free after the weights (SGLang)
 avail.after_pool_bytes   | bytes | | min | memory free after the KV pool (SGLang)
@@ -87,6 +99,7 @@ avail.at_end_bytes       | bytes | | min | memory free when the server was ready
 load.seconds             | seconds | | max | time to load the weights
 graph.seconds            | seconds | | max | time to capture CUDA graphs
 start.seconds            | seconds | | last | time to profile, create the pool and warm up
+host.total_bytes         | bytes | | last | memory of the host, as the engine saw it
 swap.bytes               | bytes | | last | swap space for KV blocks in all (vLLM V0)
 """
 
@@ -108,6 +121,6 @@ def config_series(facts: Mapping[str, Value]) -> list[tuple[str, float]]:
     rows = []
     for key, spec in FACTS.items():
         value = facts.get(key)
-        if spec.series and isinstance(value, (int, float)):
+        if spec.series and isinstance(value, (int, float)) and math.isfinite(value):
             rows.append((spec.series, float(value)))
     return rows

@@ -45,7 +45,10 @@ hf-token                     | | secret |
 tensor-parallel-size         | -tp | int | tp
 pipeline-parallel-size       | -pp | int | pp
 data-parallel-size           | -dp | int | dp
-data-parallel-size-local     | -dpl | int |
+data-parallel-size-local     | -dpl | int | dp_local
+data-parallel-rank           | -dpn | int |
+data-parallel-external-lb    | -dpe | bool |
+data-parallel-hybrid-lb      | -dph | bool |
 decode-context-parallel-size | -dcp | int | dcp
 prefill-context-parallel-size | -pcp | int |
 enable-expert-parallel       | | bool |
@@ -59,6 +62,8 @@ max-num-seqs                 | | int | max_num_seqs
 max-num-batched-tokens       | | int | max_num_batched_tokens
 max-num-partial-prefills     | | int |
 long-prefill-token-threshold | | int |
+scheduler-reserve-full-isl   | | bool |
+max-num-queued-reqs          | | int |
 gpu-memory-utilization       | device-memory-utilization | float | memory_fraction
 kv-cache-memory-bytes        | kv-cache-memory | int |
 num-gpu-blocks-override      | | int | kv.blocks_override
@@ -68,6 +73,7 @@ cpu-offload-gb               | | float |
 kv-offloading-size           | | float |
 kv-cache-dtype               | | text |
 calculate-kv-scales          | | bool |
+mamba-ssm-cache-dtype        | | text |
 dtype                        | | text |
 quantization                 | -q | text | quantization
 load-format                  | | text |
@@ -131,6 +137,9 @@ chunked-prefill-size         | | int | max_num_batched_tokens
 page-size                    | | int | kv.block_size
 schedule-conservativeness    | | float |
 schedule-policy              | | text |
+load-balance-method          | | text |
+enable-mixed-chunk           | | bool |
+allow-auto-truncate          | | bool |
 kv-cache-dtype               | | text |
 dtype                        | | text |
 quantization                 | | text | quantization

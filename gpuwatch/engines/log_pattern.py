@@ -12,7 +12,7 @@ from gpuwatch.engines.sizes import bytes_of, bytes_of_gib
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Kind: TypeAlias = Literal["fact", "event", "stats", "ignore"]
+Kind: TypeAlias = Literal["fact", "event", "note", "stats", "ignore"]
 Value: TypeAlias = "str | float | int | bool"
 
 _WORDS = {"enabling": True, "disabling": False, "true": True, "false": False}
@@ -110,9 +110,15 @@ class Maker:
             starts=starts,
         )
 
-    def event(self, name: str, event: str, versions: str, needles: tuple[str, ...], regex: str) -> Pattern:
-        """Return a row that is an event of `engines.events`."""
-        return Pattern(name, "event", self.engine, versions, needles, regex, event=event)
+    def event(
+        self, name: str, event: str, versions: str, needles: tuple[str, ...], regex: str, *, facts: str = ""
+    ) -> Pattern:
+        """Return a row that is an event of `engines.events`, and may tell facts as well."""
+        return Pattern(name, "event", self.engine, versions, needles, regex, event=event, readings=readings(facts))
+
+    def note(self, name: str, event: str, versions: str, needles: tuple[str, ...], regex: str) -> Pattern:
+        """Return a row that is one of `engines.events.NOTES`: it says something beside other lines only."""
+        return Pattern(name, "note", self.engine, versions, needles, regex, event=event)
 
     def stats(self, name: str, versions: str, needles: tuple[str, ...], regex: str) -> Pattern:
         """Return a row that is a periodic statistics line."""

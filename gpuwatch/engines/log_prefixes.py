@@ -46,12 +46,27 @@ _SGLANG = re.compile(
     re.DOTALL,
 )
 _UVICORN = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL): +(?P<msg>.*)$", re.DOTALL)
+# What collects the output of containers (CRI) adds the stream, and whether the line is full or a part.
 _ISO = re.compile(
-    r"^\[?(?P<ts>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d))\]? (?P<msg>.*)$",
+    r"^\[?(?P<ts>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d))\]? (?:std(?:out|err) [FP] )?(?P<msg>.*)$",
     re.DOTALL,
 )
 _SYSLOG = re.compile(
-    r"^(?P<ts>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?P<msg>\S+ [\w./@:-]+(?:\[\d+\])?: .*)$", re.DOTALL
+    r"^(?P<ts>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d+)? (?P<msg>\S+ [\w./@:-]+(?:\[\d+\])?: .*)$", re.DOTALL
+)
+# journalctl -o short-full
+_JOURNAL = re.compile(
+    r"^[A-Z][a-z]{2} (?P<ts>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? (?:[A-Z]{3,5}|[+-]\d\d) "
+    r"(?P<msg>\S+ [\w./@:-]+(?:\[\d+\])?: .*)$",
+    re.DOTALL,
+)
+# dmesg -T
+_CTIME = re.compile(r"^\[(?P<ts>[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] (?P<msg>.*)$", re.DOTALL)
+# Python's logging with the level behind the time, as Ray and many launchers write it.
+_PYTHON = re.compile(
+    r"^(?P<ts>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{3}) (?:- [\w.]+ - )?\[?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\]?"
+    r"(?: -)? (?:\S+:\d+ -- )?(?P<msg>.*)$",
+    re.DOTALL,
 )
 _UNIT = re.compile(r"^[\w.-]+ (?:kernel|[\w./@-]+\[(?P<pid>\d+)\]): (?P<msg>.*)$", re.DOTALL)
 _KERNEL = re.compile(r"^\[ *\d+\.\d{6}\] (?P<msg>.*)$", re.DOTALL)
@@ -61,8 +76,8 @@ _TORCH_RANK = re.compile(r"^\[rank(?P<rank>\d+)\]: ?(?P<msg>.*)$", re.DOTALL)
 _RAY_REPEAT = re.compile(r" \[repeated (?P<n>\d+)x across cluster\](?: \(Ray deduplicates.*)?$")
 
 # What may open a line, by its first character; everything else is a message already.
-_BY_FIRST = {"[": (_ISO, _SGLANG, _KERNEL, _POD, _TORCH_RANK), "(": (_TAGGED,)}
-_OTHERS = (_ISO, _UVICORN, _SYSLOG, _UNIT, _COMPOSE)
+_BY_FIRST = {"[": (_ISO, _SGLANG, _KERNEL, _CTIME, _POD, _TORCH_RANK), "(": (_TAGGED,)}
+_OTHERS = (_ISO, _UVICORN, _SYSLOG, _JOURNAL, _PYTHON, _UNIT, _COMPOSE)
 _MAX_LAYERS = 5
 
 
@@ -127,22 +142,35 @@ def _take(found: Prefix, match: re.Match[str], level: str, *, absolute: bool = F
     )
 
 
+# The message and the time in JSON lines: vLLM's own, Docker's, the journal's, and those of common collectors.
+_JSON_MESSAGE = ("message", "log", "MESSAGE", "msg", "textPayload")
+_JSON_TIME = ("asctime", "time", "timestamp", "ts", "@timestamp")
+
+
 def _json(line: str) -> Prefix | None:
-    """Read a line of vLLM's JSON format (0.31 on, opt-in): keys asctime, levelname, processName, process, message."""
+    """Read a line of JSON: vLLM's format (0.31 on, opt-in), or the line of a log inside that of a collector."""
     try:
         record = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("message"), str):
+    if not isinstance(record, dict):
         return None
-    pid = record.get("process")
+    key = next((key for key in _JSON_MESSAGE if isinstance(record.get(key), str)), "")
+    if not key:
+        return None
+    message, time = record[key].rstrip("\r\n"), next((str(record[key]) for key in _JSON_TIME if key in record), "")
+    if key != "message" or "levelname" not in record:
+        inner = strip_prefix(message) if not message.startswith("{") else Prefix(message)
+        level = inner.level or str(record.get("level", "")).upper()
+        return replace(inner, level=level, time=time or inner.time, absolute=bool(time) or inner.absolute)
+    pid, name = record.get("process"), str(record.get("processName", ""))
     return Prefix(
-        message=record["message"],
-        level=str(record.get("levelname", "")),
-        proc=str(record.get("processName", "")),
+        message=message,
+        level=str(record["levelname"]),
+        proc=name,
         pid=pid if isinstance(pid, int) else None,
-        ranks=tuple(_RANKS.findall(str(record.get("processName", "")))),
-        time=str(record.get("asctime", "")),
+        ranks=tuple(_RANKS.findall(name)),
+        time=time,
     )
 
 
@@ -154,17 +182,19 @@ def time_of(text: str, near: int) -> int | None:
     """
     text = text.replace(",", ".")
     try:
-        if "T" in text:
-            return _iso(text)
-        if len(text) >= len("YYYY-MM-DD HH:MM:SS") and text[4] == "-":
+        if text[4:5] == "-":
+            if "T" in text:
+                return _iso(text)
             return _millis(datetime.strptime(text[:19], "%Y-%m-%d %H:%M:%S").astimezone())
-        if len(text) == len("MM-DD HH:MM:SS"):
-            return _nearest(text, "%m-%d %H:%M:%S", near)
-        if len(text) == len("Nov 29 15:43:50"):
-            return _nearest(text, "%b %d %H:%M:%S", near)
+        if len(text) == len("Sun Nov 29 15:43:50 2026"):
+            return _millis(datetime.strptime(text[4:], "%b %d %H:%M:%S %Y").astimezone())
+        form = _WITHOUT_YEAR.get(len(text))
+        return None if form is None else _nearest(text, form, near)
     except (ValueError, OverflowError):
         return None
-    return None
+
+
+_WITHOUT_YEAR = {len("11-29 15:43:50"): "%m-%d %H:%M:%S", len("Nov 29 15:43:50"): "%b %d %H:%M:%S"}
 
 
 def _iso(text: str) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from gpuwatch.engines import sglang_log, torch_log, vllm_errors, vllm_log, vllm_stats
+from gpuwatch.engines import machine_log, sglang_log, stack_log, torch_log, vllm_errors, vllm_log, vllm_stats
 from gpuwatch.engines.flags import config_facts, flag_facts
 from gpuwatch.engines.log_pattern import Pattern, Value, read
 
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PATTERNS: tuple[Pattern, ...] = (
+    *vllm_stats.PATTERNS,
+    *vllm_errors.RAISED,
     *vllm_errors.LOOKALIKES,
     *vllm_errors.PATTERNS,
     *vllm_log.PATTERNS,
-    *vllm_stats.PATTERNS,
     *sglang_log.PATTERNS,
     *torch_log.PATTERNS,
+    *machine_log.PATTERNS,
+    *stack_log.PATTERNS,
 )
 """Every pattern; the first that matches a line is the line's."""
 
@@ -47,16 +50,22 @@ def classify(message: str) -> Match | None:
 
     Messages of kind ``ignore`` are reported as such: they look like something that they are not.
     """
-    if prefilter().search(message) is None:
+    if prefilter().search(message) is None or _literals().search(message) is None:
         return None
     for pattern in PATTERNS:
         if any(needle in message for needle in pattern.needles):
-            found = pattern.search(message)
+            found = match_with(pattern, message)
             if found is not None:
-                return Match(
-                    pattern, tuple((name, text) for name, text in found.groupdict().items() if text is not None)
-                )
+                return found
     return None
+
+
+def match_with(pattern: Pattern, message: str) -> Match | None:
+    """Return what a message says according to one pattern, or None."""
+    found = pattern.search(message)
+    if found is None:
+        return None
+    return Match(pattern, tuple((name, text) for name, text in found.groupdict().items() if text is not None))
 
 
 def facts_of(match: Match) -> dict[str, Value]:
@@ -150,6 +159,39 @@ def _unquote(value: str) -> str:
 
 
 @cache
+def numeric_literals() -> tuple[bytes, ...]:
+    """Return the required literals of which next to nothing is left without their digits."""
+    every = {needle for pattern in PATTERNS for needle in pattern.needles}
+    return tuple(
+        sorted(
+            needle.encode()
+            for needle in every
+            if any(map(str.isdigit, needle)) and sum(map(str.isalpha, needle)) < _FEWEST_LETTERS
+        )
+    )
+
+
+@cache
+def literals(deleted: bytes = b"") -> re.Pattern[bytes]:
+    """Return one expression over UTF-8 text from which every byte in `deleted` was taken out.
+
+    It has a hit in each such text that held a required literal before, those of `numeric_literals` apart: what is deleted
+    from a text is deleted from the literals in it as well. A hit is only a reason to look.
+    """
+    rest = set(numeric_literals())
+    every = {needle.encode() for pattern in PATTERNS for needle in pattern.needles}
+    needles = {needle.translate(None, deleted).decode() for needle in every if needle not in rest}
+    heads = _heads(needles)
+    return re.compile(_trie(sorted({_tail(needle, heads) for needle in needles})).encode())
+
+
+@cache
+def _literals() -> re.Pattern[str]:
+    """Return one expression with a hit in exactly the lines that hold a literal of the tables."""
+    return re.compile(_trie(sorted({needle for pattern in PATTERNS for needle in pattern.needles})))
+
+
+@cache
 def prefilter() -> re.Pattern[str]:
     """Return one expression without a hit in any line that is not in the tables. A hit is only a reason to look.
 
@@ -169,12 +211,13 @@ _FREQUENT = (
     | {" ": 120}
     | dict.fromkeys("_gh9y6=[,()]'^Ef", 3)
 )
-_SHORTEST = 6
+_SHORTEST = 4
+_FEWEST_LETTERS = 3
 
 
 def _heads(needles: Iterable[str]) -> frozenset[str]:
     """Return characters of which each literal has one in front of a long enough tail; a greedy weighted set cover."""
-    left = {needle: set(needle[: max(1, len(needle) - _SHORTEST + 1)]) for needle in needles}
+    left = {needle: set(needle[: len(needle) - min(_SHORTEST, len(needle) // 2) + 1]) for needle in needles}
     heads = set()
     while left:
         gain = Counter(char for chars in left.values() for char in chars)

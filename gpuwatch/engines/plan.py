@@ -136,6 +136,12 @@ class PlanBuilder:
         """Yield the labels of the page's series called `name` (without prefix)."""
         return (labels for labels, short in zip(self._page, self._short, strict=True) if short == name)
 
+    def pids(self) -> frozenset[str]:
+        """Return the processes that the page keeps apart by a label `pid`, among the series that are used."""
+        used = SAMPLES[self.engine.kind]
+        pairs = zip(self._page, self._short, strict=True)
+        return frozenset(labels["pid"] for labels, short in pairs if labels.get("pid") and short in used)
+
     def has_label(self, label: str) -> bool:
         """Return whether any of the engine's series on the page has `label`."""
         return any(label in labels for labels, short in zip(self._page, self._short, strict=True) if short is not None)

@@ -34,6 +34,7 @@ page_size                          | kv_block_size_tokens            | 0.5.12- |
 num_pages                          | kv_cache_blocks                 | 0.5.12- | |
 hicache_host_used_tokens           | ~host_used                      | 0.5.10- | | with --enable-hierarchical-cache
 hicache_host_total_tokens          | ~host_total                     | 0.5.10- | | with --enable-hierarchical-cache
+load_back_tokens_total             | kv_offload_loaded_tokens_total  | 0.5.6- | | with --enable-hierarchical-cache
 num_retracted_requests_total       | preemptions_total               | 0.5.7- | zero:scheduler |
 new_token_ratio                    | new_token_ratio                 | 0.5.6- | |
 num_requests_total                 | requests_finished_total         | 0.4.2- | reason=finished zero:tokenizer |
@@ -67,7 +68,7 @@ KNOWN = words("""
 avg_request_queue_latency cache_config_info decode_sum_seq_lens engine_load_weights_time engine_startup_time
 evicted_tokens_total eviction_duration_seconds forward_execution_seconds_total func_latency_seconds fwd_occupancy
 gen_throughput get_loads_duration_seconds gpu_execution_seconds_total is_cuda_graph cuda_graph_passes_total kv_used_tokens
-load_back_duration_seconds load_back_tokens_total mamba_usage max_running_requests_under_SLO num_bootstrap_failed_reqs_total
+load_back_duration_seconds mamba_usage max_running_requests_under_SLO num_bootstrap_failed_reqs_total
 num_paused_reqs num_prefill_infight_queue_reqs num_prefill_inflight_queue_reqs
 num_prefill_retries_total num_retracted_input_tokens_total num_retracted_output_tokens_total num_retracted_reqs
 num_retractions num_so_requests_total num_streaming_sessions num_transfer_failed_reqs_total num_unique_running_routing_keys

@@ -86,6 +86,13 @@ _FACTS = (
         "kv.tokens=tokens:int max_num_batched_tokens=cps:int max_prefill_tokens=mpt:int max_num_seqs=mrr:int "
         "max_model_len=ctx:int avail.at_end_bytes=avail:gib",
     ),
+    _SGLANG.fact(
+        "sgl_pool_tokens",
+        "0.2.15-",
+        ("_total_num_tokens=",),
+        r"^(?:.*[ ,])?max_total_num_tokens=(?P<tokens>\d+)",
+        "kv.tokens=tokens:int",
+    ),
 )
 
 # The pool's own line: K and V apart until 0.4.5 or so, or together where they are one (MLA). A draft model's pool and a
@@ -211,6 +218,7 @@ _EVENTS = (
         "0.3.6-",
         ("User-specified context_length",),
         r"User-specified context_length \((?P<mml>\d+)\) is greater than the derived context_length \((?P<derived>\d+)\)",
+        facts="model.context=derived:int",
     ),
     _SGLANG.event(
         "sgl_kv_scale",
@@ -218,6 +226,7 @@ _EVENTS = (
         "0.4.2-",
         ("Using FP8 KV cache but no scaling",),
         r"Using FP8 KV cache but no scaling factors provided",
+        facts="kv.unscaled=:yes",
     ),
     _SGLANG.event(
         "sgl_swa_small",

@@ -11,8 +11,10 @@ _SIZE = r"[\d.]+ (?:bytes|KiB|MiB|GiB)"
 
 # c10/cuda/CUDACachingAllocator.cpp: first shape to torch 2.0, second from 2.1 (which spells "capacty"). The tail is
 # optional because logs and exception wrappers cut it. Within `procs` the own process may be any of the listed ones.
+# The words around it sometimes say where: vLLM V0 names the model's execution, vLLM the CUDA graphs, torch its hint.
 _TORCH_OOM = (
-    rf"(?:(?:CUDA|HIP|XPU) out of memory\. )?Tried to allocate (?P<req>{_SIZE})"
+    rf"^(?=.*?(?P<serving>Error in model execution))?(?=.*?(?P<graphs>VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS))?"
+    rf"(?=.*?(?P<hint>PYTORCH_ALLOC_CONF))?.*?(?:(?:CUDA|HIP|XPU) out of memory\. )?Tried to allocate (?P<req>{_SIZE})"
     rf"(?: \(GPU (?P<gpu1>\d+); (?P<tot1>{_SIZE}) total capacity; (?P<alloc1>{_SIZE}) already allocated; "
     rf"(?P<free1>{_SIZE}) free; (?:(?P<allowed1>{_SIZE}) allowed; )?(?P<res1>{_SIZE}) reserved in total by PyTorch\)"
     rf"|\. GPU (?P<gpu>\d+) has a total capaci?ty of (?P<tot>{_SIZE}) of which (?P<free>{_SIZE}) is free\."
@@ -81,6 +83,14 @@ _NCCL = (
         r"Exception \(either an error or timeout\) detected by watchdog at work: (?P<work>\d+)",
     ),
     _ANY.event(
+        "nccl_stuck",
+        "nccl_timeout",
+        "torch 2.2-",
+        ("Timeout at NCCL work: ",),
+        r"Timeout at NCCL work: (?P<work>\d+), last enqueued NCCL work: (?P<enqueued>\d+), "
+        r"last completed NCCL work: (?P<completed>-?\d+)",
+    ),
+    _ANY.event(
         "nccl_shm",
         "nccl_shm_failed",
         "all",
@@ -103,9 +113,15 @@ _NCCL = (
         "rendezvous",
         "rendezvous_timeout",
         "all",
-        ("The client socket has timed out", "TCP client failed to connect", "Gloo connectFullMesh failed", "TCPStore("),
+        (
+            "The client socket has timed out",
+            "TCP client failed to connect",
+            "Gloo connectFullMesh failed",
+            "waiting for clients.",
+        ),
         r"The client socket has timed out after (?P<ms>\d+)ms while trying to connect to \((?P<host>[^,)]+), (?P<port>\d+)\)"
-        r"|TCP client failed to connect/validate to host (?P<at>\S+)|Gloo connectFullMesh failed",
+        r"|TCP client failed to connect/validate to host (?P<at>\S+)|Gloo connectFullMesh failed"
+        r"|Timed out after (?P<s>\d+) seconds waiting for clients\. (?P<joined>\d+)/(?P<all>\d+) clients joined",
     ),
 )
 
@@ -158,9 +174,13 @@ _START = (
             "RepositoryNotFoundError: ",
             "Invalid repository ID or local directory",
             "Can't load the configuration of",
+            "is not a local folder and is not a valid model",
+            "does not appear to have a file named",
         ),
         r"HFValidationError: (?P<why>Repo id must .*)|RepositoryNotFoundError: (?P<why2>.*)"
-        r"|Invalid repository ID or local directory specified|Can't load the configuration of '(?P<model>[^']*)'",
+        r"|Invalid repository ID or local directory specified|Can't load the configuration of '(?P<model>[^']*)'"
+        r"|(?P<model2>\S+) is not a local folder and is not a valid model|"
+        r"(?P<model3>\S+) does not appear to have a file named (?P<file>\S+)",
     ),
     _ANY.event(
         "hub_down",
@@ -189,19 +209,29 @@ _MACHINE = (
         r"NVRM: .*has fallen off the bus",
     ),
     _ANY.event(
+        "driver_error",
+        "driver_error",
+        "NVIDIA driver",
+        ("RmInitAdapter failed", "rm_init_adapter failed", "NVRM: API mismatch", "NVIDIA probe routine failed"),
+        r"NVRM: (?P<what>API mismatch: .*|.*(?:RmInitAdapter|rm_init_adapter|NVIDIA probe routine) failed.*)$",
+    ),
+    _ANY.event(
         "oom_killer",
         "out_of_memory_killed",
         "Linux",
         ("Out of memory: Killed process", "Memory cgroup out of memory: Kill"),
-        r"(?P<scope>Out of memory|Memory cgroup out of memory): Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)",
+        r"(?P<scope>Out of memory|Memory cgroup out of memory): Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)"
+        r"(?=.*anon-rss:(?P<rss>\d+)kB)?",
     ),
-    _ANY.event("oom_killed", "out_of_memory_killed", "Kubernetes", ("OOMKilled",), r"\bOOMKilled\b"),
+    _ANY.event("oom_killed", "out_of_memory_killed", "Kubernetes", ("OOMKilled",), r"\bOOMKilled\b(?!\"?: *false)"),
     _ANY.event(
         "ray_kill",
         "ray_memory_kill",
         "Ray",
         ("Ray killed this worker", "Task was killed due to the node running low"),
-        r"Ray killed this worker|Task was killed due to the node running low on memory",
+        r"^(?=.*?memory used=(?P<own>[\d.]+)GB)?(?=.*?was (?P<used>[\d.]+)GB / (?P<total>[\d.]+)GB)?"
+        r"(?=.*?memory usage threshold of (?P<limit>[\d.]+))?"
+        r".*?(?:Ray killed this worker|Task was killed due to the node running low on memory)",
     ),
     _ANY.event(
         "shm_small",
@@ -211,11 +241,19 @@ _MACHINE = (
         r"The object store is using /tmp instead of /dev/shm because /dev/shm has only (?P<bytes>\d+) bytes available",
     ),
     _ANY.event(
+        "shm_no_space",
+        "shm_too_small",
+        "Python, torch",
+        ("out of shared memory", "No space left on device: '/dev/shm", "unable to write to file </torch_"),
+        r"workers are out of shared memory|No space left on device: '(?P<path>/dev/shm/[^']*)'"
+        r"|unable to write to file </torch_\S+>: No space left on device",
+    ),
+    _ANY.event(
         "shell_killed",
         "process_killed",
         "shell",
         ("Killed ",),
-        r"^(?:\S+: line \d+: +)?(?:\[\d+\]\S* +)?\d+ Killed +(?P<cmd>\S.*)$",
+        r"^(?:\S+: line \d+: +)?(?:\[\d+\]\S* +)?(?P<pid>\d+) Killed +(?P<cmd>\S.*)$",
     ),
 )
 

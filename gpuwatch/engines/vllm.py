@@ -24,6 +24,10 @@ num_requests_swapped               | requests_swapped                | V0 0.2.7-
 kv_cache_usage_perc                | kv_cache_usage_ratio            | V1 0.9.2- | |
 gpu_cache_usage_perc               | kv_cache_usage_ratio            | V0 0.2.7-0.11.0, V1 0.7.1-0.10.2 | |
 kv_offload_cpu_cache_usage_perc    | kv_offload_usage_ratio          | V1 0.24- | | with --kv-offloading-size
+kv_offload_load_bytes_total        | kv_offload_loaded_bytes_total   | V1 0.24- | | with --kv-offloading-size
+kv_offload_total_bytes_total       | kv_offload_loaded_bytes_total   | V1 0.16- | if:transfer_type=CPU_to_GPU | with --kv-offloading-size
+kv_offload_store_bytes_total       | kv_offload_stored_bytes_total   | V1 0.24- | | with --kv-offloading-size
+kv_offload_total_bytes_total       | kv_offload_stored_bytes_total   | V1 0.16- | if:transfer_type=GPU_to_CPU | with --kv-offloading-size
 num_preemptions_total              | preemptions_total               | V0 0.4.3-0.11.0, V1 0.8.0- | |
 request_success_total              | requests_finished_total         | V0 0.4.2-0.11.0, V1 0.7.2- | reason<-finished_reason |
 admission_rejections_total         | requests_rejected_total         | V1 0.32- | reason<-reason |

@@ -11,6 +11,9 @@ _VLLM = Maker("vllm")
 _ANY = Maker("")
 
 
+# Also as the statement that raises it: it stands in a traceback only when it was carried out.
+RAISED = (_VLLM.event("uva", "uva_unavailable", "0.24-", ("UVA is not available",), r"UVA is not available"),)
+
 LOOKALIKES = (
     # A traceback quotes the statement that raises, with the text of the message in it.
     _ANY.ignore(
@@ -32,14 +35,24 @@ LOOKALIKES = (
         ("Received request ", "Request ", "Generated response "),
         r"^(?:Received request|Request|Generated response) \S+",
     ),
+    _VLLM.note(
+        "dump_stats",
+        "crash_dump",
+        "0.9.0-",
+        ("Dumping scheduler ",),
+        r"^Dumping scheduler (?:output|stats)(?=.*\btotal_num_scheduled_tokens=(?P<tokens>\d+))?"
+        r"(?=.*\bnum_running_reqs=(?P<run>\d+))?(?=.*\bnum_waiting_reqs=(?P<wait>\d+))?"
+        r"(?=.*\bkv_cache_usage=(?P<kv>[\d.]+))?.*(?:total_num_scheduled_tokens|kv_cache_usage)=",
+    ),
     _ANY.ignore(
         "dump", "0.9.0-", ("Dumping ",), r"^Dumping (?:input data|scheduler output for model execution|scheduler stats)"
     ),
     _ANY.ignore(
         "ulimit_advice", "0.8-", ("Found ulimit of ",), r"^Found ulimit of \d+ and failed to automatically increase"
     ),
-    _ANY.ignore(
+    _ANY.note(
         "graph_advice",
+        "graph_capture_begin",
         "0.4-",
         ("Capturing cudagraphs", "Capturing the model for CUDA"),
         r"^Capturing (?:cudagraphs|the model for CUDA)",
@@ -124,6 +137,7 @@ _START = (
         ("User-specified max_model_len",),
         r"User-specified max_model_len \((?P<mml>\d+)\) is greater than the derived max_model_len "
         r"\((?P<key>\w+)=(?P<derived>[\d.]+|inf|None)(?: or model_max_length=(?P<tok>[\d.]+|None))? in model's config\.json\)",
+        facts="model.context=derived:float",
     ),
     _VLLM.event(
         "rope_keys",
@@ -138,6 +152,7 @@ _START = (
         "0.4.3-",
         ("Using KV cache scaling factor",),
         r"Using KV cache scaling factor 1\.0 for fp8_e4m3\.",
+        facts="kv.unscaled=:yes",
     ),
     _VLLM.event(
         "q_scale",
@@ -154,13 +169,26 @@ _START = (
         r"The sequence length used for profiling \(.*?= (?P<len>\d+)\) is too short to hold the multi-modal embeddings"
         r"(?: in the worst case \((?P<worst>\d+) tokens in total)?",
     ),
-    _VLLM.event("uva", "uva_unavailable", "0.24-", ("UVA is not available",), r"UVA is not available"),
     _VLLM.event(
         "dtype",
         "dtype_unsupported",
         "all",
-        ("Bfloat16 is only supported", "FP8 is only supported", "Float8 types are not supported"),
-        r"(?P<dtype>Bfloat16|FP8|Float8)[\w ]* (?:is|are) (?:only|not) supported",
+        (
+            "Bfloat16 is only supported",
+            "FP8 is only supported",
+            "Float8 types are not supported",
+            "is not supported for the current GPU",
+            "is not supported for quantization method",
+            "does not support float16",
+        ),
+        r"(?P<dtype>Bfloat16|FP8|Float8)[\w ]* (?:is|are) (?:only|not) supported"
+        r"(?: on GPUs with compute capability of at least (?P<needs>[\d.]+))?"
+        r"(?:.*Your (?P<gpu>[^.]+?) GPU has compute capability (?P<has>[\d.]+))?"
+        r"|quantization method (?P<method>\w+) is not supported for the current GPU\."
+        r"(?: Minimum capability: (?P<min>\d+)\.)?(?: Current capability: (?P<cap>\d+))?"
+        r"|(?:torch\.)?(?P<dtype2>\w+) is not supported for quantization method (?P<method2>\w+)"
+        r"(?:.*Supported dtypes: (?P<ok>\[[^\]]*\]))?"
+        r"|model type '?(?P<model>\w+)'? does not support float16",
     ),
 )
 
@@ -205,8 +233,8 @@ _RUN = (
         "sleep",
         "sleep",
         "0.7.0-",
-        ("Sleep mode freed ",),
-        r"^Sleep mode freed (?P<freed>[\d.]+) GiB(?: memory)?, (?P<used>[\d.]+) GiB memory is still in use",
+        ("GiB memory is still in use",),
+        r"(?:^Sleep mode freed (?P<freed>[\d.]+) GiB(?: memory)?, |^)(?P<used>[\d.]+) GiB memory is still in use",
     ),
     _VLLM.event(
         "wake", "wake", "0.7.3-", ("It took ",), r"^It took (?P<s>[\d.]+) seconds to wake up(?: tags (?P<tags>.*))?\."

@@ -112,6 +112,13 @@ _IDENTITY = (
         "kv_dtype", "0.3.3-", ("Using ",), r"^Using (?P<dtype>\w+) data type to store kv cache\.", "kv.dtype=dtype:text"
     ),
     _VLLM.fact(
+        "mla_format",
+        "0.24-",
+        ("KV cache format for ",),
+        r"^Using (?P<format>\w+) KV cache format for \w*MLA\w* backend",
+        "kv.format=format:text",
+    ),
+    _VLLM.fact(
         "attention_backend",
         "0.4.1-",
         ("Using ",),
@@ -154,8 +161,8 @@ _IDENTITY = (
         "custom_allreduce_off",
         "0.2.7-",
         ("Custom allreduce is disabled",),
-        r"^Custom allreduce is disabled because (?P<why>.*)$",
-        "custom_allreduce=:no",
+        r"^Custom allreduce is disabled because (?P<why>.*?)(?:\. To silence.*)?$",
+        "custom_allreduce=:no custom_allreduce.why=why:text",
     ),
     _VLLM.fact(
         "stats_off",
@@ -170,7 +177,7 @@ _IDENTITY = (
         "0.2.7-0.17",
         ("Possibly too large swap", "Too large swap"),
         r"(?:Possibly too|Too) large swap space\. (?P<x>[\d.]+) GiB out of the (?P<y>[\d.]+) GiB total CPU memory",
-        "swap.bytes=x:gib",
+        "swap.bytes=x:gib host.total_bytes=y:gib",
     ),
 )
 
@@ -292,8 +299,9 @@ _MEMORY = (
         "0.20-",
         ("CUDA graph memory profiling is enabled",),
         r"^CUDA graph memory profiling is enabled .*? The current --gpu-memory-utilization=(?P<util>[\d.]+) is equivalent "
-        r"to --gpu-memory-utilization=(?P<eq>\d+(?:\.\d+)?)",
-        "memory_fraction=util:float memory_fraction.without_graphs=eq:float",
+        r"to --gpu-memory-utilization=(?P<eq>\d+(?:\.\d+)?)"
+        r"(?:.*?increase --gpu-memory-utilization to (?P<same>\d+\.\d+))?",
+        "memory_fraction=util:float memory_fraction.without_graphs=eq:float memory_fraction.same_pool=same:float",
     ),
     _VLLM.fact(
         "memory_summary",

@@ -15,21 +15,26 @@ from gpuwatch.diagnosis.explain import Memory, explain
 from gpuwatch.diagnosis.finding import NotEnough
 from gpuwatch.model import Batch, series
 from gpuwatch.pipeline.config_series import ConfigSeries
+from gpuwatch.pipeline.finding_series import FindingSeries
 from gpuwatch.pipeline.health import Health
+from gpuwatch.pipeline.log_causes import LogCauses
+from gpuwatch.pipeline.predictions import Predictions
 from gpuwatch.promql.local import LocalQuerier
 from gpuwatch.promql.values import PromQLError
 from gpuwatch.queries import QUERIES
 from gpuwatch.snapshot import Answer, Recording, RuleView, Snapshot
 from gpuwatch.sources.derived.derive import Derived
+from gpuwatch.sources.derived.ledger import Ledger
 from gpuwatch.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from gpuwatch.alerts.engine import Evaluation, RuleState
     from gpuwatch.alerts.rulefile import RuleSet
+    from gpuwatch.alerts.state import Saved
     from gpuwatch.diagnosis.finding import Finding
-    from gpuwatch.model import Absence, LogEvent, LogLine
+    from gpuwatch.model import Absence, Labels, LogEvent, LogLine
     from gpuwatch.recording import Writer
     from gpuwatch.snapshot import Mode, SourceState
 
@@ -71,15 +76,14 @@ class Pipeline:
         self.facts = Facts()
         self._derived = Derived(settings.host)
         self._config = ConfigSeries(settings.host)
+        self._ledger = Ledger()
+        self._predictions = Predictions(settings.host)
+        self._findings = FindingSeries(settings.host)
         self._health = Health(settings.host, settings.interval)
-        self._engine = RuleEngine(rules, self.querier, self.store)
-        names = list(dict.fromkeys(rule.name for rule in rules.rules))
-        self._own = (
-            series("gpuwatch_build_info", host=settings.host, version=__version__),
-            series("gpuwatch_tick_seconds", host=settings.host),
-            *(series("gpuwatch_rule_failures_total", host=settings.host, rule=name) for name in names),
-        )
-        self._failures = [0.0] * len(names)
+        self._log_causes = LogCauses(settings.host)
+        self._own: tuple[Labels, ...] = ()
+        self._failures: list[float] = []
+        self._use_rules(rules)
         self._took = 0.0
         self._absent: dict[str, tuple[Absence, ...]] = {}
         self._said = Memory()
@@ -97,10 +101,15 @@ class Pipeline:
             self._record(writer, time, batches)
         for target in self._health.newly_late(time):
             self.store.mark_stale(target, time)
+            self._ledger.lose(target)
+        config = self._config.batch(time, self.facts)
         for batch in (
             self._derived.update(time, batches),
-            self._config.batch(time, self.facts),
-            self._health.batch(time),
+            self._log_causes.update(time, batches),
+            config,
+            self._ledger.update(time, (*batches, config)),
+            self._predictions.batch(time, batches, self.facts, self._config, self._ledger),
+            self._health.batch(time, self.store.dropped_by_target),
             Batch("gpuwatch", time, self._own, (1.0, self._took, *self._failures)),
         ):
             self.store.append(batch.target, batch.time, batch.keys, batch.values)
@@ -109,15 +118,55 @@ class Pipeline:
         for state in evaluation.rules:
             failures[state.rule.name] += state.failures
         self._failures = list(map(float, failures.values()))
-        context = Context(self.querier, time, self.facts, tuple(self._events))
+        context = Context(self.querier, time, self.facts, tuple(self._events), self._log_causes.findings)
         findings, not_enough = explain(evaluation, context, self._said)
         not_enough += tuple(NotEnough(error.rule, f"the rule fails: {error}") for error in evaluation.errors)
+        told = self._findings.batch(time, findings)
+        self.store.append(told.target, told.time, told.keys, told.values)
         self._took = _time.perf_counter() - begun
         result = TickResult(time, evaluation, findings, not_enough)
         self._past.append(result)
         while self._past[0].time < time - self.settings.history_ms:
             self._past.popleft()
         return result
+
+    def replace_rules(self, rules: RuleSet, time: int) -> None:
+        """Go on with other rules at `time` (milliseconds); alerts that both sets have keep their start."""
+        saved = self._engine.saved(time)
+        for target in self._engine.targets:
+            self.store.mark_stale(target, time)
+        self._use_rules(rules)
+        self._engine.restore(saved)
+
+    def _use_rules(self, rules: RuleSet) -> None:
+        self.rules = rules
+        self._engine = RuleEngine(rules, self.querier, self.store)
+        names = list(dict.fromkeys(rule.name for rule in rules.rules))
+        host = self.settings.host
+        self._own = (
+            series("gpuwatch_build_info", host=host, version=__version__),
+            series("gpuwatch_tick_seconds", host=host),
+            *(series("gpuwatch_rule_failures_total", host=host, rule=name) for name in names),
+        )
+        self._failures = [0.0] * len(names)
+
+    def restore(self, saved: Iterable[Saved]) -> None:
+        """Give alerts that become active within five minutes the start they had before a restart."""
+        self._engine.restore(saved)
+
+    def saved(self, time: int) -> tuple[Saved, ...]:
+        """Return the starts of all alerts at `time` (milliseconds), for `restore` after a restart."""
+        return self._engine.saved(time)
+
+    def forget(self, target: str, time: int) -> None:
+        """End the series of a target that is not polled any more, and its place among the sources."""
+        self.store.mark_stale(target, time)
+        self._health.forget(target)
+        self._derived.forget(target)
+        self._ledger.forget(target)
+        self._config.forget(target)
+        self._log_causes.forget(target)
+        self._absent.pop(target, None)
 
     def snapshot(
         self,

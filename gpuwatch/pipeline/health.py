@@ -9,7 +9,7 @@ from gpuwatch.model import Batch, Labels, Reason, label, name_of, series
 from gpuwatch.snapshot import SourceState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 WATCHED = ("nvml", "engine", "log", "host", "kernel", "own")
 """Kinds of sources that deliver each tick and whose silence means something."""
@@ -28,6 +28,7 @@ class _Record:
     engine_version: str = ""
     last_success: int | None = None
     failures: int = 0
+    dropped: int = 0
     late: bool = False
 
 
@@ -39,7 +40,7 @@ class Health:
         self._late_ms = 1000 * max(LATE_SECONDS, 5 * interval)
         self._records: dict[str, _Record] = {}
         self._keys: tuple[Labels, ...] = ()
-        self._layout: tuple[tuple[str, bool], ...] = ()
+        self._layout: tuple[tuple[str, bool, str], ...] = ()
 
     def update(self, batch: Batch) -> None:
         """Take note of a batch."""
@@ -57,8 +58,13 @@ class Health:
             record.failures += 1
         if batch.keys and batch.keys is not record.batch.keys:
             _identify(record, batch.keys)
+        record.dropped += batch.dropped
         record.batch = batch
         record.late = False
+
+    def forget(self, target: str) -> None:
+        """Take a target off the list: nobody polls it any more."""
+        self._records.pop(target, None)
 
     def newly_late(self, now: int) -> list[str]:
         """Return the targets that have gone silent since the last call; each is named once."""
@@ -73,28 +79,42 @@ class Health:
         """Return the state of every source, in the order they first spoke."""
         return tuple(_state(record, now) for record in self._records.values())
 
-    def batch(self, now: int) -> Batch:
-        """Return the ``gpuwatch_source_*`` series."""
-        layout = tuple((target, record.last_success is not None) for target, record in self._records.items())
+    def batch(self, now: int, refused: Mapping[str, int]) -> Batch:
+        """Return the ``gpuwatch_source_*`` series; `refused` counts the series of each target that no store took."""
+        layout = tuple(
+            (target, record.last_success is not None, _failing(record)) for target, record in self._records.items()
+        )
         if layout != self._layout:
             self._layout = layout
             self._keys = tuple(self._series())
         values: list[float] = []
-        for record in self._records.values():
-            values += [float(record.batch.up and not record.late), record.batch.duration, float(record.failures)]
+        for target, record in self._records.items():
+            dropped = float(record.dropped + refused.get(target, 0))
+            up = float(record.batch.up and not record.late)
+            values += [up, record.batch.duration, float(record.failures), dropped]
             if record.last_success is not None:
                 values.append(max(0, now - record.last_success) / 1000)
+            if _failing(record):
+                values.append(1.0)
         return Batch("sources", now, self._keys, values)
 
     def _series(self) -> Iterable[Labels]:
         for record in self._records.values():
-            names = ["source_up", "source_poll_seconds", "source_failures_total"]
+            names = ["source_up", "source_poll_seconds", "source_failures_total", "source_dropped_total"]
             if record.last_success is not None:
                 names.append("source_age_seconds")
+            labels = {"host": self._host, "source": record.kind, "target": record.name, "server": record.server}
             for name in names:
-                yield series(
-                    "gpuwatch_" + name, host=self._host, source=record.kind, target=record.name, server=record.server
-                )
+                yield series("gpuwatch_" + name, **labels)
+            if _failing(record):
+                yield series("gpuwatch_source_failing", **labels, reason=_failing(record))
+
+
+def _failing(record: _Record) -> str:
+    """Return why the source fails at present, or the empty string."""
+    if record.late:
+        return Reason.HUNG.value
+    return "" if record.batch.up else (record.batch.reason or Reason.FAILED).value
 
 
 def _identify(record: _Record, keys: tuple[Labels, ...]) -> None:

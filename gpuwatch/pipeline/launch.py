@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from gpuwatch.sources.discovery.find import FoundEngine
 
 
-def launch_facts(engine: FoundEngine, time: int) -> Batch:
-    """Return the facts in the launch flags of a found engine."""
+def launch_facts(engine: FoundEngine, time: int, more: tuple[Fact, ...] = ()) -> Batch:
+    """Return the facts in the launch flags of a found engine, and `more` that is known of it."""
     source = f"command line of process {engine.pid}"
     facts = [
         Fact(key, value, source, time=time, server=engine.server)
         for key, value in flag_facts(engine.kind, dict(engine.flags)).items()
     ]
-    return Batch(f"launch:{engine.server}", time, facts=tuple(facts))
+    return Batch(f"launch:{engine.server}", time, facts=(*facts, *more))

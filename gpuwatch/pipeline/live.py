@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,10 @@ class Live:
         self.subscribers = Subscribers()
         self.questions = Questions()
         self.on_tick: Callable[[TickResult], None] | None = None
+        self.last: TickResult | None = None
+        """The result of the newest tick."""
+        self.last_at: float | None = None
+        """When the newest tick ended, on the monotonic clock."""
         self._collector = Collector(config, clock)
         started = clock.now()
         settings = Settings(config.host_name, "live", config.interval, int(config.history_minutes * 60_000))
@@ -77,6 +82,30 @@ class Live:
     def subscribe(self, callback: Callable[[Snapshot], None]) -> Callable[[], None]:
         """Call `callback` with every snapshot; the returned function ends that."""
         return self.subscribers.add(callback)
+
+    def reconfigure(self, config: Config, rules: RuleSet) -> Future[None]:
+        """Go on with the engines, logs and rules of `config`; what is named as before is not disturbed.
+
+        The future fails with `ConfigError` where an engine's settings cannot be used; nothing has changed then.
+        """
+
+        def change() -> None:
+            now = self.clock.now()
+            for target in self._collector.reconfigure(config):
+                self.pipeline.forget(target, now)
+            if rules.groups != self.pipeline.rules.groups:
+                self.pipeline.replace_rules(rules, now)
+            self.config = replace(
+                self.config, engines=config.engines, logs=config.logs, find_engines=config.find_engines,
+                rules=config.rules,
+            )  # fmt: skip
+
+        return self.questions.put(change)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the pipeline's thread runs."""
+        return self._thread.is_alive()
 
     def at(self, time: int) -> Future[Snapshot]:
         """Ask for the snapshot of a past moment (milliseconds)."""
@@ -123,6 +152,7 @@ class Live:
     def _tick(self) -> None:
         try:
             result = self.pipeline.tick(self.clock.now(), self._collector.take(), self._writer)
+            self.last, self.last_at = result, self.clock.monotonic()
             if self.on_tick is not None:
                 self.on_tick(result)
             if self.subscribers:
@@ -130,10 +160,16 @@ class Live:
         except Exception:
             log.exception("a tick failed")
 
-    def snapshot(self, result: TickResult) -> Snapshot:
-        """Return the snapshot after the tick `result`; on the pipeline thread only."""
+    def snapshot(self, result: TickResult, *, rules: bool | None = None) -> Snapshot:
+        """Return the snapshot after the tick `result`; on the pipeline thread only.
+
+        `rules` says whether it carries the readings of rules; without it `show_rule_readings` does.
+        """
         writer = self._writer
         recording = None if writer is None else Recording(writer.path, writer.bytes, writer.error)
         return self.pipeline.snapshot(
-            result, rules=self._rule_readings, recording=recording, looked_for=self._collector.looked_for
+            result,
+            rules=self._rule_readings if rules is None else rules,
+            recording=recording,
+            looked_for=self._collector.looked_for,
         )

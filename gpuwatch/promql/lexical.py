@@ -7,7 +7,7 @@ import re
 from gpuwatch.promql.nodes import quote
 from gpuwatch.promql.values import PromQLError
 
-_TOKEN = re.compile(
+TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
       | (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`[^`]*`)
       | (?P<duration>(?:\d+(?:ms|[smhdwy]))+(?![\w.]))
@@ -34,7 +34,7 @@ def normalise(text: str) -> str:
     out: list[str] = []
     stack: list[tuple[str, str]] = []
     seen = [""] * 3
-    for found in _TOKEN.finditer(text):
+    for found in TOKEN.finditer(text):
         kind, word = found.lastgroup or "", found[0]
         if kind == "space":
             out.append(" ")

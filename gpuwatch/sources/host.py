@@ -11,6 +11,8 @@ import psutil
 
 from gpuwatch.model import Absence, Batch, Labels, Reason, series
 from gpuwatch.sources.host_cgroup import Limits, read_limits
+from gpuwatch.sources.host_roles import RoleTimes
+from gpuwatch.sources.nvml.reasons import in_container
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +46,15 @@ def nvidia_devices(root: Path = Path("/")) -> int | None:
             continue
         count += vendor == _NVIDIA and kind.startswith(_DISPLAY_CLASS)
     return count
+
+
+def is_wsl(root: Path = Path("/")) -> bool:
+    """Say whether this is the Windows Subsystem for Linux: Microsoft's kernel says so in its release."""
+    try:
+        release = (root / "proc/sys/kernel/osrelease").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return "microsoft" in release.lower()
 
 
 def busy_ratio(before: Sequence[float], after: Sequence[float], idle: Iterable[int]) -> float | None:
@@ -94,6 +105,12 @@ class EngineUsage:
     def __init__(self) -> None:
         self._alive: dict[int, _Usage] = {}
         self._ended = 0.0
+        self._roles = RoleTimes()
+
+    @property
+    def role_seconds(self) -> dict[str, float]:
+        """CPU seconds of the busiest process of each role since the first reading."""
+        return self._roles.seconds
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -125,6 +142,7 @@ class EngineUsage:
             if pid not in alive or alive[pid].created != usage.created:
                 self._ended += usage.cpu_seconds
         self._alive = alive
+        self._roles.add({pid: (usage.created, usage.cpu_seconds) for pid, usage in alive.items()})
         return self._ended + sum(usage.cpu_seconds for usage in alive.values()), resident, len(alive)
 
 
@@ -184,10 +202,10 @@ class HostSource:
     def close(self) -> None:
         """Nothing to release."""
 
-    def _key(self, name: str, server: str = "", engine_kind: str = "") -> Labels:
-        item = (name, server, engine_kind)
+    def _key(self, name: str, server: str = "", engine_kind: str = "", role: str = "") -> Labels:
+        item = (name, server, engine_kind, role)
         if item not in self._labels:
-            self._labels[item] = series(name, host=self._host, server=server, engine_kind=engine_kind)
+            self._labels[item] = series(name, host=self._host, server=server, engine_kind=engine_kind, role=role)
         return self._labels[item]
 
     def _cpu(self) -> dict[str, float]:
@@ -233,6 +251,8 @@ class HostSource:
             self._slow_at = now
             devices = nvidia_devices(self._root)
             self._slow = {} if devices is None else {"gpuwatch_host_nvidia_devices": float(devices)}
+            self._slow["gpuwatch_host_wsl"] = float(is_wsl(self._root))
+            self._slow["gpuwatch_host_container"] = float(in_container(str(self._root)))
         found = {
             "gpuwatch_host_cgroup_memory_limit_bytes": self._group.memory_limit,
             "gpuwatch_host_cgroup_memory_used_bytes": self._group.memory_used,
@@ -264,4 +284,8 @@ class HostSource:
             self._key("gpuwatch_engine_process_cpu_seconds_total", **labels): cpu,
             self._key("gpuwatch_engine_process_resident_bytes", **labels): resident,
             self._key("gpuwatch_engine_processes", **labels): float(count),
+            **{
+                self._key("gpuwatch_engine_role_cpu_seconds_total", **labels, role=role): seconds
+                for role, seconds in usage.role_seconds.items()
+            },
         }

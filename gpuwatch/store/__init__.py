@@ -5,6 +5,6 @@ from __future__ import annotations
 from gpuwatch.store.block import HOLE_BITS, STALE_BITS, Block
 from gpuwatch.store.matchers import Matcher
 from gpuwatch.store.regex import RegexError, compile_regex
-from gpuwatch.store.store import Rows, Store
+from gpuwatch.store.store import Column, Rows, Store
 
-__all__ = ["HOLE_BITS", "STALE_BITS", "Block", "Matcher", "RegexError", "Rows", "Store", "compile_regex"]
+__all__ = ["HOLE_BITS", "STALE_BITS", "Block", "Column", "Matcher", "RegexError", "Rows", "Store", "compile_regex"]

@@ -27,6 +27,18 @@ _SWEEPS = 30
 
 
 @dataclass(frozen=True, slots=True)
+class Column:
+    """The newest values of one target: a copy. `labels` stay the same object while the set of series does.
+
+    A place without labels is free; a value may be the stale marker or the hole.
+    """
+
+    target: str
+    labels: tuple[Labels | None, ...]
+    values: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """The selected series of one block: their rows of `block.data` and their labels, in the same order."""
 
@@ -67,6 +79,8 @@ class Store:
         self._blocks: dict[str, Block] = {}
         self._owners: dict[Labels, Block] = {}
         self._names: dict[str, int] = {}
+        self._labels: dict[str, tuple[Labels | None, ...]] = {}
+        self._labels_of = -1
         self._swept: int | None = None
 
     @property
@@ -156,6 +170,23 @@ class Store:
             for key, value in compress(zip(block.labels, column.tolist(), strict=True), alive):
                 if key is not None:
                     yield key, value, time
+
+    def columns(self, now: int, lookback: int = LOOKBACK) -> tuple[Column, ...]:
+        """Return the newest column at `now` (milliseconds) of every target that has one within `lookback`."""
+        if self._labels_of != self.generation:
+            self._labels_of = self.generation
+            known = {target: tuple(block.labels) for target, block in self._blocks.items()}
+            before = self._labels
+            self._labels = {
+                target: before[target] if before.get(target) == labels else labels for target, labels in known.items()
+            }
+        found = []
+        for target, block in self._blocks.items():
+            stop = block.before(now)
+            if stop > block.start and block.times[stop - 1] > now - lookback:
+                labels = self._labels.get(target) or tuple(block.labels)
+                found.append(Column(target, labels, block.data[: len(labels), stop - 1].copy()))
+        return tuple(found)
 
     def _arrange(self, block: Block, keys: tuple[Labels, ...], time: int) -> None:
         fresh = sorted({key for key in keys if key not in block.rows})

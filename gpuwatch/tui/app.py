@@ -16,6 +16,7 @@ from gpuwatch.clock import SystemClock
 from gpuwatch.tui import keys
 from gpuwatch.tui.draw import frame
 from gpuwatch.tui.feed import Actions, Arrived, Done, Mailbox, Recalled
+from gpuwatch.tui.focus import step
 from gpuwatch.tui.history import History
 from gpuwatch.tui.leave import in_background, on_signals, try_all
 from gpuwatch.tui.text import clean
@@ -45,16 +46,6 @@ NARROW = 100
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
-
-_VIEWS = {
-    "overview": ("gpuwatch.tui.screens.overview", "Overview"),
-    "gpus": ("gpuwatch.tui.screens.gpus", "Gpus"),
-    "engine": ("gpuwatch.tui.screens.engine", "EngineView"),
-    "findings": ("gpuwatch.tui.screens.findings", "Findings"),
-    "logs": ("gpuwatch.tui.screens.logs", "Logs"),
-    "ledger": ("gpuwatch.tui.screens.ledger", "Ledger"),
-    "rules": ("gpuwatch.tui.screens.rules", "Rules"),
-}
 
 
 class GpuwatchApp(App[None]):
@@ -91,7 +82,7 @@ class GpuwatchApp(App[None]):
         self._model = Model(History())
         self._arrived_at = self._clock.monotonic()
         self._views: dict[str, View] = {}
-        self._view = "overview"
+        self._view = "overview" if self._actions.focus is None else "fleet"
         self._notice = ("", "")
         self._notice_until = 0.0
         self._replay_halted = False
@@ -126,7 +117,7 @@ class GpuwatchApp(App[None]):
 
     async def _listen(self) -> None:
         """After the first frame: load the overview and subscribe to the feed."""
-        await self.action_view("overview")
+        await self.action_home()
         await self.query_one("#starting").remove()
         self._unsubscribe = self._feed.subscribe(self._mailbox.put)
 
@@ -237,16 +228,27 @@ class GpuwatchApp(App[None]):
         if view is not None:
             view.show(self._model)
 
+    async def action_home(self) -> None:
+        """Open the page to start from: of a fleet the table, but from a page of one machine first its overview."""
+        fleet = self._actions.focus is not None and self._view in ("overview", "fleet")
+        await self.action_view("fleet" if fleet else "overview")
+
     async def action_view(self, name: str, key: Hashable | None = None) -> None:
         """Open a view, with something selected in it."""
+        if name == "fleet" and self._actions.focus is None:
+            return
+        focused = self._newest is not None and self._newest.focus is not None
+        key, move = step(self._actions, self._views, self._view, name, key, focused=focused)
+        self._do(move, "")
         body = self.query_one("#body")
         if name not in self._views:
-            module, cls = _VIEWS[name]
+            module, cls = keys.PAGES[name]
             view = getattr(import_module(module), cls)(id=f"view-{name}")
             self._views[name] = view
             await body.mount(view)
-        if self._actions.set_rule_detail is not None and (name == "rules") != (self._view == "rules"):
-            self._do(lambda: self._actions.set_rule_detail and self._actions.set_rule_detail(name == "rules"), "")
+        detail = self._actions.set_rule_detail
+        if detail is not None and (name == "rules") != (self._view == "rules"):
+            self._do(lambda: detail(name == "rules"), "")
         self._view = name
         with self.batch_update():
             for other, view in self._views.items():
@@ -343,9 +345,10 @@ class GpuwatchApp(App[None]):
         chosen = self._speed = SPEEDS[place]
         self._do(lambda: speed(chosen), f"plays at {chosen:g} times real time")
 
-    def _do(self, action: Callable[[], object], done: str) -> None:
+    def _do(self, action: Callable[[], object] | None, done: str) -> None:
         """Run an action in a thread; `done` is said afterwards, with ``{}`` replaced by what it returned."""
-        in_background(action, done, self._post)
+        if action is not None:
+            in_background(action, done, self._post)
 
     def on_done(self, message: Done) -> None:
         """Say how an action ended."""

@@ -57,6 +57,8 @@ class Actions:
     """Halt or continue a replay."""
     speed: Callable[[float], None] | None = None
     """Play a replay at a multiple of real time."""
+    focus: Callable[[tuple[str, str] | None], None] | None = None
+    """Look at one machine of a fleet, (cluster, host), or at all; set where the feed is a fleet."""
     set_rule_detail: Callable[[bool], None] | None = None
     """Whether snapshots should carry the readings of rules, which cost time and only the rules view shows."""
 

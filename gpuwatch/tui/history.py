@@ -39,6 +39,12 @@ FORGET_SECONDS = 900.0
 """A GPU or engine that has been silent for longer is no longer shown with old figures."""
 
 
+EPISODES_MS = 86_400_000
+"""A finding that was over for longer is no longer listed among the earlier ones."""
+MOST_EPISODES = 50
+"""The most times that one finding is remembered to have fired."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """When a finding fired, in milliseconds; `until` is None while it lasts."""
@@ -58,7 +64,7 @@ class History:
         self._engines: dict[Key, tuple[int, Engine]] = {}
         self._marks: dict[FindingKey, dict[int, Mark]] = {}
         self._time = 0
-        self._origin = ("", "")
+        self._origin: tuple[object, ...] = ()
 
     def _forget(self) -> None:
         """Start afresh."""
@@ -71,7 +77,7 @@ class History:
 
     def record(self, snapshot: Snapshot, gpus: Sequence[Gpu], engines: Sequence[Engine]) -> None:
         """Remember one live snapshot and the rows made from it."""
-        origin = (snapshot.mode, snapshot.host)
+        origin = (snapshot.mode, snapshot.host, snapshot.focus)
         if snapshot.time < self._time or origin != self._origin:
             self._forget()
         if snapshot.time == self._time:
@@ -104,11 +110,13 @@ class History:
 
     def _close_marks(self, snapshot: Snapshot) -> None:
         """End the marks of findings that are gone, and forget those that ended long ago."""
-        present = {finding.key for finding in snapshot.findings if finding.state == "firing"}
-        horizon = snapshot.time - int(2 * FORGET_SECONDS * 1000)
+        present = {finding.key: finding.since for finding in snapshot.findings if finding.state == "firing"}
+        horizon = snapshot.time - EPISODES_MS
         for key, begun in list(self._marks.items()):
+            for since in sorted(begun)[:-MOST_EPISODES]:
+                del begun[since]
             for since, mark in list(begun.items()):
-                if mark.until is None and key not in present:
+                if mark.until is None and present.get(key) != since:
                     begun[since] = Mark(mark.severity, mark.since, snapshot.time)
                 elif mark.until is not None and mark.until < horizon:
                     del begun[since]
@@ -143,6 +151,11 @@ class History:
     def marks(self) -> list[Mark]:
         """Return when findings fired, the oldest first."""
         return sorted((mark for begun in self._marks.values() for mark in begun.values()), key=lambda m: m.since)
+
+    def episodes(self, key: FindingKey, before: int) -> tuple[Mark, ...]:
+        """Return when a finding fired before the one that began at `before` (milliseconds), the newest first."""
+        begun = self._marks.get(key, {})
+        return tuple(begun[since] for since in sorted(begun, reverse=True) if since < before)
 
     def last_gpus(self) -> Mapping[Key, tuple[int, Gpu]]:
         """Return each GPU as it was when it last had figures, and when that was."""

@@ -9,6 +9,18 @@ from gpuwatch.tui.draw.frame import VIEWS, KeyHint
 if TYPE_CHECKING:
     from gpuwatch.tui.feed import Actions
 
+PAGES = {
+    "fleet": ("gpuwatch.tui.screens.fleet", "Fleet"),
+    "overview": ("gpuwatch.tui.screens.overview", "Overview"),
+    "gpus": ("gpuwatch.tui.screens.gpus", "Gpus"),
+    "engine": ("gpuwatch.tui.screens.engine", "EngineView"),
+    "findings": ("gpuwatch.tui.screens.findings", "Findings"),
+    "logs": ("gpuwatch.tui.screens.logs", "Logs"),
+    "ledger": ("gpuwatch.tui.screens.ledger", "Ledger"),
+    "rules": ("gpuwatch.tui.screens.rules", "Rules"),
+}
+"""The module and class of each page."""
+
 BINDINGS: tuple[tuple[str, str], ...] = (
     *((str(i), f"view('{name}')") for i, name in enumerate(VIEWS, 1)),
     ("question_mark", "help"),
@@ -28,7 +40,8 @@ BINDINGS: tuple[tuple[str, str], ...] = (
     ("t", "colours"),
     ("plus,equals_sign", "faster(1)"),
     ("minus", "faster(-1)"),
-    ("escape", "view('overview')"),
+    ("escape", "home"),
+    ("0", "view('fleet')"),
     ("q", "quit"),
 )
 """(key, action) pairs."""
@@ -43,6 +56,7 @@ def offered(actions: Actions, action: str, *, empty: bool, replay: bool) -> bool
         "demo": actions.demo is not None and empty and not replay,
         "report": actions.write_report is not None,
         "faster": actions.speed is not None and replay,
+        "fleet": actions.focus is not None,
     }.get(action, True)
 
 
@@ -64,6 +78,8 @@ def hints(
         return offered(actions, action, empty=empty, replay=replay)
 
     entries = [KeyHint(str(i), name, f"view('{name}')", name == view) for i, name in enumerate(VIEWS, 1)]
+    if can("fleet"):
+        entries.insert(0, KeyHint("0", "fleet", "view('fleet')", view == "fleet"))
     on_finding = [KeyHint(key, name, action) for key, name, action in _ON_FINDING if finding and can(action)]
     if narrow and view in ("findings", "logs"):
         entries = [next(entry for entry in entries if entry.active), KeyHint("1-7", "views", "view('overview')")]
@@ -89,6 +105,7 @@ def help_entries(actions: Actions, *, empty: bool, replay: bool) -> list[tuple[s
     """Return (key, what it does) for the help page, only those that work."""
     rows = [
         ("1 … 7", "overview, GPUs, engine, findings, logs, ledger, rules", ""),
+        ("0", "the fleet: a row for each machine; enter opens one", "fleet"),
         ("tab  shift+tab", "next and previous part of the page", ""),
         ("↑ ↓  j k", "move in the part that has the focus; page up, page down, home, end too", ""),
         ("enter  click", "open what is selected", ""),
@@ -104,7 +121,7 @@ def help_entries(actions: Actions, *, empty: bool, replay: bool) -> list[tuple[s
         ("e", "next engine", ""),
         ("d", "demo: a recorded run with simulated GPUs", "demo"),
         ("t", "light or dark colours", ""),
-        ("escape", "back to the overview", ""),
+        ("escape", "back to the overview, from there to the fleet where there is one", ""),
         ("q  ctrl+c", "quit", ""),
     ]
     return [

@@ -1,6 +1,6 @@
 """All measurements as one table: each line a figure, a peer or floor measured in the same run, and the budget.
 
-    python tests/bench/run.py [--quick] [--only promql|exposition|start|live]
+    python tests/bench/run.py [--quick] [--only promql|exposition|start|diagnose|fleet|live|serve]
 
 A measurement, not a test: the exit code is 0 whatever comes out. Run it on a machine that does nothing else.
 """
@@ -16,9 +16,13 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
+import bench_diagnose  # noqa: E402  # the folders are put on the path just above
 import bench_exposition  # noqa: E402  # the folders are put on the path just above
+import bench_fleet  # noqa: E402
+import bench_ledger  # noqa: E402
 import bench_live  # noqa: E402
 import bench_promql  # noqa: E402
+import bench_serve  # noqa: E402
 import bench_start  # noqa: E402
 from table import print_table  # noqa: E402
 
@@ -26,7 +30,11 @@ PARTS = {
     "promql": bench_promql.rows,
     "exposition": lambda quick: bench_exposition.rows(),
     "start": bench_start.rows,
+    "fleet": bench_fleet.rows,
+    "diagnose": bench_diagnose.rows,
+    "ledger": bench_ledger.rows,
     "live": lambda quick: bench_live.rows(20.0 if quick else 90.0),
+    "serve": lambda quick: bench_serve.rows(20.0 if quick else 90.0),
 }
 
 

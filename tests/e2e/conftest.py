@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import detected
 import pytest
 from vllm_server import VllmServer
 
@@ -32,3 +33,12 @@ def two_ranks(tmp_path_factory):
     """A tensor-parallel server of two ranks."""
     flags = ["--max-model-len", "4096", "--num-gpu-blocks-override", "400", "--max-num-seqs", "8"]
     yield from _serve(tmp_path_factory, flags, ranks=2)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print what the scenarios of this run detected, and keep it."""
+    rows = detected.lines()
+    if rows:
+        detected.save()
+        terminalreporter.section("seconds to detect")
+        terminalreporter.write(detected.text(rows))

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 import urllib.parse
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,12 +30,13 @@ def binaries() -> tuple[Path, Path]:
 class PrometheusServer:
     """Prometheus over the samples of an OpenMetrics text, on a free port of the loopback interface."""
 
-    def __init__(self, folder: Path, openmetrics: str) -> None:
+    def __init__(self, folder: Path, openmetrics: str, rules: Sequence[Path] = ()) -> None:
         prometheus, promtool = binaries()
         (folder / "samples.txt").write_text(openmetrics)
         backfill = [promtool, "tsdb", "create-blocks-from", "openmetrics", folder / "samples.txt", folder / "data"]
         subprocess.run(backfill, check=True, capture_output=True, timeout=120)
-        (folder / "prometheus.yml").write_text("global: {scrape_interval: 1s}\n")
+        config = {"global": {"scrape_interval": "1s"}, "rule_files": [str(path) for path in rules]}
+        (folder / "prometheus.yml").write_text(json.dumps(config))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]

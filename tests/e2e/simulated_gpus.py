@@ -5,18 +5,28 @@ from __future__ import annotations
 import random
 import re
 import threading
+import time
+from typing import Any
 
-import psutil
 import requests
 from fakenvml.machine import FakeNvml
 from vllm_server import VllmServer
 
 GIB = 2**30
 POOLED = int(73.1 * GIB)
+PEAK = 1.4
+"""GiB that a prompt takes beside the pool."""
+
+
+THROTTLE_FIELDS = {"power": "f74", "thermal": "f75", "board_limit": "f77", "hw_thermal": "f270"}
+"""Field of the nanoseconds spent with lowered clocks, by reason (driver 580.82 and newer)."""
 
 
 class SimulatedGpus:
-    """Moves the GPUs of `fake` by the page of `server`; the pool is allocated before, 92 % of the memory."""
+    """Moves the GPUs of `fake` by the page of `server`; the pool is allocated before, 92 % of the memory.
+
+    `hold`, `grow` and `throttle` make a GPU ill while the rest of it follows the engine.
+    """
 
     def __init__(self, fake: FakeNvml, server: VllmServer, gpus: int) -> None:
         self.fake = fake
@@ -26,17 +36,37 @@ class SimulatedGpus:
         self.random = random.Random(5)
         self.energy = [0.0] * gpus
         self.held = 0.0
+        self.held_keys: dict[int, dict[str, Any]] = {}
+        self.pids: dict[int, int] = {}
+        self.growth: dict[int, tuple[float, float]] = {}
+        self.throttled: dict[int, tuple[str, float, float]] = {}
         for gpu in range(gpus):
-            fake.set(gpu, mem_used=POOLED, util_gpu=0, util_mem=0, ecc_corr_vol=0, ecc_unc_vol=0, throttle=0)
+            fake.set(
+                gpu, mem_used=POOLED, util_gpu=0, util_mem=0, ecc_corr_vol=0, ecc_unc_vol=0, throttle=0,
+                pcie_gen=5, pcie_width=16,
+            )  # fmt: skip
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
         """Give each GPU one of the engine's newest processes and begin to follow the page."""
-        children = [p.pid for p in psutil.Process(self.server.process.pid).children(recursive=True)]
-        workers = children[-self.gpus :]
+        children = self.server.processes()[1:]
+        workers = [process.pid for process in children][-self.gpus :]
         for gpu in range(self.gpus):
-            self.fake.process(gpu, workers[gpu % len(workers)], memory=int(72.9 * GIB))
+            self.pids[gpu] = workers[gpu % len(workers)]
+            self.fake.process(gpu, self.pids[gpu], memory=int(72.9 * GIB))
         self.thread.start()
+
+    def hold(self, gpu: int, **keys: Any) -> None:
+        """Keep keys of one GPU at these values from now on, whatever the engine does."""
+        self.held_keys.setdefault(gpu, {}).update(keys)
+
+    def grow(self, gpu: int, bytes_per_second: float) -> None:
+        """Let the engine's memory on one GPU grow from now on, from its highest level; none is given back."""
+        self.growth[gpu] = (time.monotonic(), bytes_per_second)
+
+    def throttle(self, gpu: int, reason: str, share: float) -> None:
+        """Let the counter of one reason rise by `share` of the time from now on."""
+        self.throttled[gpu] = (reason, time.monotonic(), share)
 
     def close(self) -> None:
         """Stop following."""
@@ -57,25 +87,35 @@ class SimulatedGpus:
             self._move(running, computing)
 
     def _move(self, running: float, computing: bool) -> None:
-        wanted = 1.4 if computing else min(self.held, 0.9)
+        wanted = PEAK if computing else min(self.held, 0.9)
         self.held = max(wanted, self.held * 0.98)
         for gpu in range(self.gpus):
             busy = 0 if not running else min(99, int(78 + 4 * running + self.random.randint(-3, 3)))
             watts = 118 + 5.2 * busy + self.random.uniform(-8, 8)
             self.energy[gpu] += watts * 0.25
-            self.fake.set(
-                gpu,
-                mem_used=int((73.1 + self.held + 0.05 * gpu) * GIB),
-                util_gpu=busy,
-                util_mem=int(busy * 0.62),
-                power=int(watts * 1000),
-                clk_sm=1980 if not running else 1755 + self.random.choice((0, 15, 30)),
-                temp=int(38 + watts / 19 + gpu),
-            )
+            held, more = self.held, 0.0
+            if gpu in self.growth:
+                begun, speed = self.growth[gpu]
+                held, more = PEAK, (time.monotonic() - begun) * speed
+                self.fake.gpus[gpu].processes.clear()  # no write before the next line: the list is never seen empty
+                self.fake.process(gpu, self.pids[gpu], memory=int(72.9 * GIB + more))
+            keys = {
+                "mem_used": int((73.1 + held + 0.05 * gpu) * GIB + more),
+                "util_gpu": busy,
+                "util_mem": int(busy * 0.62),
+                "power": int(watts * 1000),
+                "clk_sm": 1980 if not running else 1755 + self.random.choice((0, 15, 30)),
+                "temp": int(38 + watts / 19 + gpu),
+            }
+            self.fake.set(gpu, **{**keys, **self.held_keys.get(gpu, {})})
             milliwatts, millijoules = int(watts * 1000), int(9e8 + self.energy[gpu] * 1000)
             self.fake.field_set(
                 gpu, f82=f"{44 + watts / 19:.0f}", f185=str(milliwatts), f186=str(milliwatts), f83=f"{millijoules}:l"
             )
+            if gpu in self.throttled:
+                reason, begun, share = self.throttled[gpu]
+                nanoseconds = int(7e9 + (time.monotonic() - begun) * share * 1e9)
+                self.fake.field_set(gpu, **{THROTTLE_FIELDS[reason]: f"{nanoseconds}:l"})
 
 
 def _value(page: str, name: str) -> float:

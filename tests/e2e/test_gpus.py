@@ -22,7 +22,7 @@ HANG_SECONDS = 30
 @pytest.fixture
 def alone(tmp_path):
     path = tmp_path / "alone.toml"
-    path.write_text('host = "node"\ndiscovery = false\n')
+    path.write_text('host = "node"\ndiscovery = false\nkernel_log = "off"\n')
     return str(path)
 
 
@@ -78,6 +78,8 @@ def test_ctrl_c_works_at_once_while_a_call_hangs(tmp_path, alone):
 
 def test_a_lost_gpu_is_critical_and_the_pre_allocated_rest_is_silent(tmp_path, alone):
     fake = FakeNvml(tmp_path / "gpus", gpus=8)
+    for gpu in range(8):
+        fake.set(gpu, pcie_gen=5, pcie_width=16)
     check = Check("--config", alone, seconds=20, env=fake.env())
     time.sleep(6)
     fake.set(5, dev_err=15)

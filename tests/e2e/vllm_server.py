@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import requests
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +38,12 @@ def link_model(folder: Path) -> None:
         subprocess.run([VENV / "bin/python", Path(__file__).with_name("model.py"), made], check=True, timeout=120)
     if not (folder / MODEL).exists():
         (folder / MODEL).symlink_to(made)
+
+
+def read_page(url: str) -> Callable[[str], float]:
+    """Read an engine's metrics page; the returned function gives the sum of a metric over its labels."""
+    text = requests.get(url + "/metrics", timeout=10, headers={"Accept": "text/plain; version=0.0.4"}).text
+    return lambda name: sum(map(float, re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)))
 
 
 class VllmServer:
@@ -76,8 +85,30 @@ class VllmServer:
             time.sleep(0.5)
         raise AssertionError(f"vLLM not ready after {READY_SECONDS} s")
 
+    def processes(self) -> list[psutil.Process]:
+        """Return the server and all processes under it, oldest first."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(self.process.pid)
+            return [parent, *parent.children(recursive=True)]
+        return []
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the process of each tensor-parallel rank, in order of rank."""
+        found = {}
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                title = re.search(r"VLLM::Worker_TP(\d+)", " ".join(process.cmdline()))
+                if title:
+                    found[int(title[1])] = process
+        return [found[rank] for rank in sorted(found)]
+
+    def page(self) -> Callable[[str], float]:
+        """Read the metrics page; the returned function gives the sum of a metric over its labels."""
+        return read_page(self.url)
+
     def stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGCONT)
             os.killpg(self.process.pid, signal.SIGTERM)
         try:
             self.process.wait(15)

@@ -15,6 +15,7 @@ import requests
 
 ROOT = Path(__file__).resolve().parents[2]
 GPUWATCH = [sys.executable, "-m", "gpuwatch"]
+CONFIG = {"GPUWATCH_CONFIG": str(Path(__file__).with_name("watcher.toml"))}
 
 
 class Check:
@@ -23,8 +24,8 @@ class Check:
     def __init__(self, *args: str, seconds: float, env: dict[str, str] | None = None) -> None:
         command = [*GPUWATCH, "check", "--json", "--for", str(seconds), *args]
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True,
+            command, cwd=ROOT, env={**os.environ, **CONFIG, **(env or {})},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.seconds = seconds
 

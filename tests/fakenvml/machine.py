@@ -15,6 +15,7 @@ import hashlib
 import os
 import struct
 import subprocess
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,7 @@ def library(variant: str = "full") -> Path:
 
 
 class FakeNvml:
-    """A model of the machine that rewrites the state file atomically at every change."""
+    """A model of the machine that rewrites the state file atomically at every change; threads may share it."""
 
     def __init__(self, path: str | Path, gpus: int = 8, variant: str = "full", preset: dict[str, Any] = H100) -> None:
         self.path = Path(path)
@@ -196,6 +197,7 @@ class FakeNvml:
         self.gpus = [FakeGpu(self._keys(i, preset)) for i in range(gpus)]
         self.faults: list[str] = []
         self.events: list[str] = []
+        self._lock = threading.RLock()
         self.write()
 
     @staticmethod
@@ -214,34 +216,40 @@ class FakeNvml:
 
     def system_set(self, **values: Any) -> None:
         """Set keys of the whole machine: driver_version, count, init_err, abi_proc_v3, …"""
-        self.system.update(values)
-        self.write()
+        with self._lock:
+            self.system.update(values)
+            self.write()
 
     def set(self, gpu: int, **values: Any) -> None:
         """Set keys of one GPU; ``"!15"`` makes the function that reads the key return 15."""
-        self.gpus[gpu].keys.update(values)
-        self.write()
+        with self._lock:
+            self.gpus[gpu].keys.update(values)
+            self.write()
 
     def unset(self, gpu: int, *keys: str) -> None:
         """Remove keys of one GPU: the functions that read them answer "not supported"."""
-        for key in keys:
-            self.gpus[gpu].keys.pop(key, None)
-        self.write()
+        with self._lock:
+            for key in keys:
+                self.gpus[gpu].keys.pop(key, None)
+            self.write()
 
     def field_set(self, gpu: int, **values: str) -> None:
         """Set field values: ``field_set(0, f82="71", f230="!3")``."""
-        self.gpus[gpu].fields.update({key[1:]: value for key, value in values.items()})
-        self.write()
+        with self._lock:
+            self.gpus[gpu].fields.update({key[1:]: value for key, value in values.items()})
+            self.write()
 
     def process(self, gpu: int, pid: int, memory: int = -1, *, kind: str = "C", gi: int = -1, ci: int = -1) -> None:
         """Add a process; memory -1 means that the driver does not know it. Kinds: C, G, M (MPS), B (C and G)."""
-        self.gpus[gpu].processes.append(f"pid={pid} type={kind} mem={memory} gi={gi} ci={ci} sm=37 memu=11")
-        self.write()
+        with self._lock:
+            self.gpus[gpu].processes.append(f"pid={pid} type={kind} mem={memory} gi={gi} ci={ci} sm=37 memu=11")
+            self.write()
 
     def no_processes(self, gpu: int) -> None:
         """Remove all processes of one GPU."""
-        self.gpus[gpu].processes.clear()
-        self.write()
+        with self._lock:
+            self.gpus[gpu].processes.clear()
+            self.write()
 
     def mig(self, gpu: int, slot: int, *, gi: int, ci: int, total: int, used: int) -> str:
         """Switch MIG on and add a MIG device; return its UUID."""
@@ -264,19 +272,22 @@ class FakeNvml:
         delay_ms: int = 0,
     ) -> None:
         """Make `function` return `code` and take `delay_ms`; from the `after`-th call on, `times` times."""
-        where = "" if gpu is None else f" gpu={gpu}"
-        self.faults.append(f"{function} code={code} after={after} times={times} delay_ms={delay_ms}{where}")
-        self.write()
+        with self._lock:
+            where = "" if gpu is None else f" gpu={gpu}"
+            self.faults.append(f"{function} code={code} after={after} times={times} delay_ms={delay_ms}{where}")
+            self.write()
 
     def heal(self) -> None:
         """Remove all faults. A call that is delayed already sleeps on."""
-        self.faults.clear()
-        self.write()
+        with self._lock:
+            self.faults.clear()
+            self.write()
 
     def xid(self, gpu: int, code: int, event_type: int = 8) -> None:
         """Deliver an event, by default an Xid, to every waiting event set once."""
-        self.events.append(f"seq={len(self.events) + 1} gpu={gpu} type={event_type} data={code} gi=-1 ci=-1")
-        self.write()
+        with self._lock:
+            self.events.append(f"seq={len(self.events) + 1} gpu={gpu} type={event_type} data={code} gi=-1 ci=-1")
+            self.write()
 
     def text(self) -> str:
         """Return the state file's content."""
@@ -292,9 +303,10 @@ class FakeNvml:
 
     def write(self) -> None:
         """Replace the state file."""
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        temporary.write_bytes(self.text().encode("utf-8", "surrogateescape"))
-        temporary.replace(self.path)
+        with self._lock:
+            temporary = self.path.with_name(self.path.name + ".tmp")
+            temporary.write_bytes(self.text().encode("utf-8", "surrogateescape"))
+            temporary.replace(self.path)
 
     def env(self, counters: str | Path | None = None) -> dict[str, str]:
         """Return the environment variables that put this machine before a new process."""

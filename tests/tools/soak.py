@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
 from fakenvml.machine import FakeNvml  # noqa: E402  # the folders are on the path now
 from simulated_gpus import SimulatedGpus  # noqa: E402
 from vllm_server import Load, VllmServer, tokens  # noqa: E402
+from watcher import CONFIG  # noqa: E402
 
 FLAGS = ["--max-model-len", "4096", "--num-gpu-blocks-override", "400", "--max-num-seqs", "8"]
 GPUS = 8
@@ -32,14 +34,15 @@ def watch(server: VllmServer, fake: FakeNvml, seconds: float) -> dict:
         sys.executable, "-m", "gpuwatch", "check", "--json", "--for", str(seconds),
         "--engine", server.url, "--log", str(server.log),
     ]  # fmt: skip
+    begun = time.time()
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **fake.env()}, capture_output=True, text=True,
+        command, cwd=ROOT, env={**os.environ, **CONFIG, **fake.env()}, capture_output=True, text=True,
         timeout=seconds + 120, check=False,
     )  # fmt: skip
     load.stop()
     if done.returncode not in (0, 1):
         raise SystemExit(f"gpuwatch check ended with {done.returncode}: {done.stderr}")
-    return json.loads(done.stdout)
+    return {**json.loads(done.stdout), "begun": begun * 1000, "ended": time.time() * 1000}
 
 
 def main() -> int:
@@ -61,7 +64,10 @@ def main() -> int:
         finally:
             server.stop()
     for finding in report["findings"]:
-        print(f"{finding['severity']:8} {finding['id']}: {finding['cause']}")
+        lasted = ((finding["until"] or report["ended"]) - finding["since"]) / 1000
+        at = (finding["since"] - report["begun"]) / 1000
+        print(f"{finding['severity']:8} {finding['id']} at {at:.0f} s for {lasted:.0f} s: {finding['cause']}")
+        print("".join(f"             {item['text']}\n" for item in finding["evidence"]), end="")
     loud = [finding for finding in report["findings"] if finding["severity"] != "info"]
     found = f"{len(report['findings'])} findings, {len(loud)} above info"
     print(f"{options.minutes:g} minutes, {GPUS} GPUs, 1 engine: {found}")

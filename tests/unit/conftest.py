@@ -1,4 +1,4 @@
-"""Property tests run the same examples each time; with ``GPUWATCH_EXAMPLES=new`` (`make fuzz`) they look for new ones."""
+"""Property tests run the same examples each time; with ``GPUWATCH_EXAMPLES=new`` (`make fuzz`) new ones."""
 
 from __future__ import annotations
 

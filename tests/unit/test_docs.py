@@ -8,6 +8,9 @@ from pathlib import Path
 
 from gpuwatch.cli import COMMANDS, build_parser
 from gpuwatch.config import _ENGINE_KEYS, _KEYS, _LOG_KEYS
+from gpuwatch.config_endpoints import PROMETHEUS_KEYS
+from gpuwatch.config_serve import ATTACH_KEYS, SERVE_KEYS
+from gpuwatch.series import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,6 +22,12 @@ def read(name):
 def test_the_metrics_page_is_what_its_generator_writes():
     generator = runpy.run_path(str(ROOT / "tests" / "tools" / "metrics_doc.py"))
     assert read("docs/metrics.md") == generator["text"]()
+
+
+def test_names_of_other_systems_belong_to_series_that_exist():
+    names = runpy.run_path(str(ROOT / "tests" / "tools" / "metric_names.py"))
+    assert set(names["ELSEWHERE"]) | set(names["DERIVED"]) <= set(METRICS)
+    assert all(names["source"](name) for name in METRICS)
 
 
 def test_every_command_and_option_is_in_the_manual():
@@ -35,7 +44,7 @@ def test_every_command_and_option_is_in_the_manual():
 
 def test_every_configuration_key_is_in_the_manual():
     manual = read("docs/manual.md")
-    for key in [*_KEYS, *_ENGINE_KEYS, *_LOG_KEYS]:
+    for key in [*_KEYS, *_ENGINE_KEYS, *_LOG_KEYS, *PROMETHEUS_KEYS, *SERVE_KEYS, *ATTACH_KEYS]:
         assert re.search(rf"^#? ?{key} = ", manual, re.MULTILINE), key
 
 

@@ -85,6 +85,15 @@ class Derived:
             self._keys = keys
         return Batch(TARGET, time, self._keys, values)
 
+    def forget(self, target: str) -> None:
+        """Drop what is known of a target that is not polled any more."""
+        for engine in self._of_target.pop(target, ()):
+            self._engines.pop(engine, None)
+            self._servers_up.pop(label(engine, "server"), None)
+        layout = self._layouts.pop(target, None)
+        if layout is not None:
+            self._forget(layout.memory)
+
     def _take(self, batch: Batch) -> None:
         layout = self._layouts.get(batch.target)
         if layout is None or layout.keys is not batch.keys:

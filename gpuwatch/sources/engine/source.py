@@ -118,6 +118,7 @@ class EngineSource:
         self._absent: tuple[Absence, ...] = ()
         self._unusable: tuple[Absence, ...] = ()
         self._left_out = ""
+        self._dropped = self._newly_dropped = 0
         self._planned: tuple[Labels, ...] = ()
         self._keys: tuple[Labels, ...] = ()
         self._ask_at: float | None = None
@@ -226,7 +227,10 @@ class EngineSource:
             self._keys = self._keys if keys == self._keys else keys
             self._unusable = unusable(compiled.plan.keys, keys)
         absent = (*self._absent, *self._unusable) if self._unusable else self._absent
-        return Batch(self.target, now, self._keys, values.tolist(), absent=absent, detail=self._left_out)
+        dropped, self._newly_dropped = self._newly_dropped, 0
+        return Batch(
+            self.target, now, self._keys, values.tolist(), absent=absent, detail=self._left_out, dropped=dropped
+        )
 
     def _kind(self, layout: Layout) -> Kind:
         detected = detect(layout.names(), self.engine.kind)
@@ -264,6 +268,8 @@ class EngineSource:
             self._layout = page.layout
             self._absent, self._left_out = self._compiled.absent, ""
             dropped = self._compiled.plan.dropped
+            self._newly_dropped += max(0, dropped - self._dropped)
+            self._dropped = dropped
             if dropped:
                 self._left_out = (
                     f"{dropped:,} series of this page are left out; at most {MAX_SERIES:,} are kept, those of the "

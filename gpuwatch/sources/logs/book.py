@@ -155,6 +155,10 @@ class LogBook:
             self._put_ranked(key, value, "_".join(prefix.ranks), raw, time)
         if not pattern.event:
             return ""
+        if pattern.kind == "note":
+            if not past and len(taken.events) < _MAX_EVENTS:
+                taken.events.append(self._event(seen))
+            return ""
         shown = limit(redact(seen.text), _FIELD)
         if past:
             self._put(f"past.{pattern.event}", shown, raw, time)
@@ -163,11 +167,13 @@ class LogBook:
         if pattern.event == "torch_oom":
             self.oom = oom_sizes(match) or self.oom
         if len(taken.events) < _MAX_EVENTS:
-            fields = tuple((name, limit(redact(group), _FIELD)) for name, group in match.groups)
-            taken.events.append(
-                LogEvent(pattern.event, shown, self._name, raw.number, time, self.server, fields),
-            )
+            taken.events.append(self._event(seen))
         return pattern.event
+
+    def _event(self, seen: _Seen) -> LogEvent:
+        fields = tuple((name, limit(redact(group), _FIELD)) for name, group in seen.match.groups)
+        shown = limit(redact(seen.text), _FIELD)
+        return LogEvent(seen.match.pattern.event, shown, self._name, seen.raw.number, seen.time, self.server, fields)
 
     def _is_past(self, raw: RawLine, prefix: Prefix, now: int) -> bool:
         """Whether a line was written before we came. A line without a time belongs to the one before it."""

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 from gpuwatch.model import Absence, Labels, Reason, series
 from gpuwatch.sources.nvml.attribution import GpuUse
 from gpuwatch.sources.nvml.reasons import CALL_REASON, reason_of, words_of
+from gpuwatch.sources.nvml.xids import XidCounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpuwatch.sources.nvml.attribution import Ownership
+    from gpuwatch.sources.nvml.xids import Origin
 
 STATES = ("ok", "lost", "hung", "resetting", "no_permission", "failed")
 
@@ -31,6 +33,9 @@ _TROUBLE = {
     "no_permission": "no permission to read it",
     "failed": "every call fails",
 }
+
+WATCHED = ("memory_used_bytes", "busy_ratio", "processes")
+"""Readings that findings rest on: where one cannot be had, a series says so and why."""
 
 _INFO = ("name", "pci_bus_id", "memory_kind", "architecture")
 
@@ -57,7 +62,7 @@ class Gpu:
         self.answered: float | None = None
         self.stuck: tuple[str, float] | None = None
         self.processes: tuple[tuple[int, float | None], ...] | None = None
-        self.xids: dict[int, tuple[int, int]] = {}
+        self.xids = XidCounts()
         self._shown: set[int] = set()
         self._standing: tuple[str, tuple[Labels, ...], list[float]] | None = None
         self._labels = {"host": host, "uuid": uuid, "gpu": label}
@@ -66,6 +71,7 @@ class Gpu:
         self._driver = ""
         self._names: tuple[str, ...] = ()
         self._keys: tuple[Labels, ...] = ()
+        self._lacking: tuple[Labels, ...] = ()
         self._number: Any = None
         self._codes: dict[str, int] = {}
         self._absent: tuple[Absence, ...] = ()
@@ -82,6 +88,11 @@ class Gpu:
     def named(self) -> bool:
         """Whether its UUID is known."""
         return not self.uuid.startswith(UNNAMED)
+
+    @property
+    def pci_bus_id(self) -> str:
+        """Its PCI address as NVML prints it; empty where that is not known."""
+        return "" if self.is_mig else str(self._identity.get("pci_bus_id", ""))
 
     @property
     def name(self) -> str:
@@ -118,6 +129,11 @@ class Gpu:
                 for name, code in codes.items()
                 if name != "state"
             )
+            self._lacking = tuple(
+                self.key("reading_absent", reading=name, reason=reason_of(codes[name]).value)
+                for name in WATCHED
+                if name in codes
+            )
 
     def _value_key(self, name: str) -> Labels:
         metric, _, extra = name.partition("|")
@@ -144,11 +160,10 @@ class Gpu:
         except (ValueError, IndexError):
             return None
 
-    def add_xid(self, code: int, time: int) -> None:
-        """Count an Xid seen at `time` (milliseconds since the epoch)."""
-        count, _ = self.xids.get(code, (0, 0))
-        self.xids[code] = (count + 1, time)
-        self._standing = None
+    def add_xid(self, code: int, time: int, origin: Origin = "nvml") -> None:
+        """Count an Xid seen at `time` (milliseconds since the epoch), unless the other origin has told it already."""
+        if self.xids.add(code, time, origin):
+            self._standing = None
 
     # -- what it comes to -----------------------------------------------------------------------------------------
 
@@ -186,8 +201,9 @@ class Gpu:
             keys.append(self.key("state", state=name))
             values.append(1.0 if name == state else 0.0)
         final = True
-        for code in sorted({*(XIDS if self._identity.get("xid") else ()), *self.xids}):
-            count, time = self.xids.get(code, (0, 0))
+        counts = self.xids.counts
+        for code in sorted({*(XIDS if self._identity.get("xid") else ()), *counts}):
+            count, time = counts.get(code, (0, 0))
             # A code outside the list starts at 0 for one tick.
             first = count > 0 and code not in self._shown
             final = final and not first
@@ -208,6 +224,8 @@ class Gpu:
             values[self._names.index("memory_used_low_bytes")] = self._low
             values[self._names.index("memory_used_high_bytes")] = self._high
             self._low = self._high = None
+        if self._lacking:
+            return (*self._keys, *self._lacking), [*values, *[1.0] * len(self._lacking)]
         return self._keys, values
 
     def owners(self, ownership: Ownership) -> tuple[tuple[Labels, ...], list[float]]:
@@ -227,6 +245,7 @@ class Gpu:
             put(self.key("memory_unattributed_bytes"), ownership.unattributed_bytes)
         if self.processes is not None:
             put(self.key("processes"), float(len(self.processes)))
+            put(self.key("processes_hidden"), float(ownership.hidden))
         for server, basis in ownership.engines:
             put(self.key("engine", server=server, basis=basis), 1.0)
         return tuple(keys), values

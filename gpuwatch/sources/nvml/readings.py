@@ -47,6 +47,7 @@ FAST_CALLS = (
 )
 SLOW_CALLS = (
     ("power_limit_watts", "nvmlDeviceGetEnforcedPowerLimit", (), 1e-3),
+    ("power_limit_default_watts", "nvmlDeviceGetPowerManagementDefaultLimit", (), 1e-3),
     ("sm_clock_max_hertz", "nvmlDeviceGetMaxClockInfo", (1,), 1e6),
     ("pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration", (), 1.0),
     ("pcie_link_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration", (), 1.0),

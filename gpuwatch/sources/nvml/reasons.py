@@ -88,3 +88,20 @@ def failure_detail(code: int, text: str, *, container: bool) -> str:
     detail, hint = _DETAILS.get(code, (f"NVML: {words_of(code)} ({{text}})", ""))
     detail = detail.replace("{text}", text)
     return f"{detail}; {hint}" if container and hint else detail
+
+
+DRIVER_TRACES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/etc/ld.so.cache", "/dev/dxg")
+"""Files that appear or change when a driver is installed or loaded."""
+
+
+def driver_traces() -> tuple[float, ...]:
+    """Return the times of `DRIVER_TRACES`, 0 for one that is not there."""
+    return tuple(_changed(path) for path in DRIVER_TRACES)
+
+
+def _changed(path: str) -> float:
+    try:
+        # Files of /proc and /dev have no steady time; that they exist is what counts.
+        return Path(path).stat().st_mtime if path.startswith("/etc") else float(Path(path).exists())
+    except OSError:
+        return 0.0

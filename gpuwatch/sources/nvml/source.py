@@ -7,9 +7,9 @@ process, and a driver that was replaced is picked up by the next worker.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.model import Absence, Batch, Labels, Reason, series
@@ -17,15 +17,14 @@ from gpuwatch.sources.nvml.attribution import attribute
 from gpuwatch.sources.nvml.child import Child
 from gpuwatch.sources.nvml.gpus import Gpu, placeholder
 from gpuwatch.sources.nvml.processes import ProcessTree, in_initial_namespace
-from gpuwatch.sources.nvml.reasons import RARE, failure_detail, in_container, reason_of
+from gpuwatch.sources.nvml.reasons import RARE, driver_traces, failure_detail, in_container, reason_of
+from gpuwatch.sources.nvml.xids import pci_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpuwatch.clock import Clock
     from gpuwatch.sources.nvml.attribution import EngineProcess
-
-DRIVER_TRACES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/etc/ld.so.cache", "/dev/dxg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +110,8 @@ class NvmlSource:
         self._gpus: dict[str, Gpu] = {}
         self._ended: Failure | None = None
         self._init_stuck = 0.0
+        self._addresses: dict[str, Gpu] = {}
+        self._told: deque[tuple[str, int, int]] = deque(maxlen=1000)
         self._tree = ProcessTree(clock)
         self._own_namespace = in_initial_namespace()
         self._keys: tuple[Labels, ...] = ()
@@ -122,6 +123,17 @@ class NvmlSource:
         child = self._child
         return child.pid if child else None
 
+    def saw_xid(self, address: str, code: int, time: int) -> bool:
+        """Take an Xid that the kernel's log tells, seen at `time` (milliseconds since the epoch). From any thread.
+
+        `address` is the PCI address as ``dddd:bb:dd``. Returns whether that GPU is known; it then counts the Xid with
+        its next batch, unless NVML tells the same one.
+        """
+        if address not in self._addresses:
+            return False
+        self._told.append((address, code, time))
+        return True
+
     def poll(self) -> Batch:
         """Return what the worker has said. Waits only for a new worker's first readings, at most `start_wait`."""
         with self._lock:
@@ -132,6 +144,7 @@ class NvmlSource:
             if self._child is None and self._may_start(begin):
                 self._start(begin)
             self._drain()
+            self._take_told()
             self._watch(self._clock.monotonic())
             return self._batch(begin)
 
@@ -158,12 +171,12 @@ class NvmlSource:
                 Reason.HUNG, f"{len(self._stuck)} NVML workers hang in the driver and cannot be killed; reboot"
             )
             return False
-        if self._failure and self._failure.rare and self._traces != _driver_traces():
+        if self._failure and self._failure.rare and self._traces != driver_traces():
             return True
         return now >= self._next_start
 
     def _start(self, now: float) -> None:
-        self._traces = _driver_traces()
+        self._traces = driver_traces()
         self._units, self._count, self._init_stuck, self._ended = {}, None, 0.0, None
         self._gpus = {key: gpu for key, gpu in self._gpus.items() if gpu.named and not gpu.is_mig}
         self._started = self._beat = now
@@ -258,6 +271,14 @@ class NvmlSource:
         else:
             gpu.add_xid(*rest)
 
+    def _take_told(self) -> None:
+        """Count the Xids of the kernel's log, after those of NVML."""
+        while self._told:
+            address, code, time = self._told.popleft()
+            gpu = self._addresses.get(address)
+            if gpu is not None:
+                gpu.add_xid(code, time, "kernel")
+
     def _take_stuck(self, stuck: Mapping[str, Sequence[Any]]) -> None:
         self._init_stuck = float(stuck[""][1]) if "" in stuck else 0.0
         for label, (function, seconds) in stuck.items():
@@ -291,6 +312,8 @@ class NvmlSource:
         if gpu is not None:
             self._units[label] = gpu
             gpu.identify(identity, self._driver)
+            found = {pci_address(one.pci_bus_id): one for one in self._gpus.values()}
+            self._addresses = {address: one for address, one in found.items() if address}
         if self._complete_identities():
             present = {id(gpu) for gpu in self._units.values()}
             for known in self._gpus.values():
@@ -308,7 +331,9 @@ class NvmlSource:
         time, late = self._clock.now(), self._timing.late
         silence = now - self._silent_since
         broken = self._failure is not None and not self._hung_failure()
-        hanging = silence > late and not broken
+        # A worker that has not said anything yet may still be starting: on a busy machine that takes seconds.
+        began = self._child is None or self._beat > self._started or silence > self._timing.hopeless
+        hanging = silence > late and began and not broken
         heard = max((gpu.answered or 0.0 for gpu in self._gpus.values()), default=0.0)
         if (broken and now - heard > late) or (not self._gpus and not hanging):
             return self._down(time, now - begin)
@@ -378,16 +403,3 @@ def _troubles(gpus: Iterable[Gpu], states: Mapping[int, str]) -> str:
     """Say what is wrong with which GPU; MIG devices are in the state of their GPU and left out."""
     cards = sorted((gpu for gpu in gpus if not gpu.is_mig), key=lambda gpu: int(gpu.label))
     return "; ".join(filter(None, (gpu.trouble(states[id(gpu)]) for gpu in cards)))
-
-
-def _driver_traces() -> tuple[float, ...]:
-    """Return the times of the files that appear or change when a driver is installed or loaded."""
-    return tuple(_changed(path) for path in DRIVER_TRACES)
-
-
-def _changed(path: str) -> float:
-    try:
-        # Files of /proc and /dev have no steady time; that they exist is what counts.
-        return Path(path).stat().st_mtime if path.startswith("/etc") else float(Path(path).exists())
-    except OSError:
-        return 0.0

@@ -23,6 +23,10 @@ _HIDDEN = ("asleep", "prefix_enabled")
 """Figures that are said in words elsewhere."""
 
 
+_DOCUMENTS = ("model.config",)
+"""Facts that are whole documents, for programs only."""
+
+
 def problem_lines(engine: Engine, width: int) -> list[Line]:
     """Return what is wrong with an engine, wrapped."""
     return labelled("state", f"✗ {engine.problem}", width, "warn") if engine.problem else []
@@ -35,6 +39,8 @@ def settings(engine: Engine, width: int) -> list[Line]:
         for query in SERVER_FIGURES
     ]
     for fact in engine.facts:
+        if fact.key in _DOCUMENTS:
+            continue
         where = f"{fact.source}:{fact.line}" if fact.line is not None else fact.source
         value = fact.value
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and float(value).is_integer()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.tui.draw.common import keyed, labelled, paragraph, unkeyed
 from gpuwatch.tui.format import clock, clock_short, percent, with_unit
 from gpuwatch.tui.text import clean, crop, fit, line_width, rule, width_of, wrap
-from gpuwatch.tui.view.findings import GLYPHS, TONES, advice_text, evidence_text
+from gpuwatch.tui.view.findings import GLYPHS, TONES, advice_text, episode_text, evidence_text
 from gpuwatch.tui.view.status import conclusion, plural, problems_text
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 TIME_LINE_SECONDS = 900
 """Span of the time line: what the store keeps by default."""
 
+EPISODES_SHOWN = 8
+"""Most lines about the times before that a finding fired."""
+
 _ID_WIDTH = 21
 
 
@@ -33,6 +36,8 @@ def _notes(row: FindingRow) -> Line:
         notes.append((f" over{until}", "dim"))
     if row.finding.state == "pending":
         notes.append((" pending", "dim"))
+    if row.earlier:
+        notes.append((f" {len(row.earlier) + 1} times", "dim"))
     if row.acknowledged:
         notes.append((" ✓ acknowledged", "dim"))
     if row.silenced:
@@ -90,7 +95,7 @@ def overview(model: Model, width: int, room: int) -> list[Row]:
     for detail in (2, 1, 0):
         body: list[Row] = []
         for row in model.findings:
-            body += keyed(row.key, _entry(row, width, detail))
+            body += keyed(row.key, entry(row, width, detail))
         if len(rows) + len(body) <= room or detail == 0:
             break
     rows += body
@@ -102,7 +107,7 @@ def overview(model: Model, width: int, room: int) -> list[Row]:
     return rows
 
 
-def _entry(row: FindingRow, width: int, detail: int) -> list[Line]:
+def entry(row: FindingRow, width: int, detail: int) -> list[Line]:
     """Return one finding of the overview; `detail` 0 is one line for symptoms and quiet findings, 2 adds evidence."""
     lines = [head_line(row, width)]
     quiet = row.silenced or row.acknowledged or row.finding.state == "resolved"
@@ -134,6 +139,7 @@ def details(row: FindingRow, width: int) -> list[Line]:
         lines.append(((" ", ""), (f"about {row.where}", "info")))
     if finding.caused_by:
         lines.append(((" ", ""), (f"↳ caused by {clean(finding.caused_by)}", "dim")))
+    lines += _earlier_lines(row, width)
     lines.append(())
     lines += labelled("cause", clean(finding.cause), width)
     lines.append(())
@@ -157,10 +163,20 @@ def details(row: FindingRow, width: int) -> list[Line]:
     else:
         lines += labelled("advice", "none: the cause is not certain enough to name a change", width, "dim")
     lines.append(())
-    lines += labelled("runbook", f"docs/runbook.md#{finding.id}", width, "info")
+    lines += labelled("runbook", f"gpuwatch rules explain {finding.id}", width, "info")
     labels = ", ".join(f"{clean(name)}={clean(value)}" for name, value in sorted(finding.labels.items()))
     if labels:
         lines += labelled("labels", labels, width, "dim")
+    return lines
+
+
+def _earlier_lines(row: FindingRow, width: int) -> list[Line]:
+    """Return when the finding fired before."""
+    lines: list[Line] = []
+    for i, mark in enumerate(row.earlier[:EPISODES_SHOWN]):
+        lines += labelled("earlier" if i == 0 else "", episode_text(mark), width, "dim")
+    if len(row.earlier) > EPISODES_SHOWN:
+        lines += labelled("", f"+{len(row.earlier) - EPISODES_SHOWN} more", width, "dim")
     return lines
 
 

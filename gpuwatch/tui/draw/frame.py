@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.tui.draw.common import labelled
 from gpuwatch.tui.format import clock
 from gpuwatch.tui.text import clean, crop, cut, fit, line_width, width_of
-from gpuwatch.tui.view.status import banner, plural, recording_text, sources_text, state_text
+from gpuwatch.tui.view.status import banner, link_trouble, plural, recording_text, sources_text, state_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,13 +38,10 @@ def header(model: Model, width: int) -> list[Line]:
         return [crop(((" gpuwatch", "title"), (f"   {glyph} {words}", tone)), width)]
     time = f"{clock(snapshot.time)} "
     record, record_tone = recording_text(snapshot)
-    watched = [
-        (plural(len(model.gpus), "GPU") if model.gpus else "no GPU", ""),
-        (plural(len(model.engines), "engine") if model.engines else "no engine", ""),
-        *sources_text(snapshot),
-    ]
+    watched = _watched(model, snapshot)
+    host = " ".join(filter(None, snapshot.focus)) if snapshot.focus is not None else snapshot.host
     for host_width, gap, brief in ((30, 5, False), (16, 3, False), (10, 2, False), (8, 2, True)):
-        left: list[Span] = [(" gpuwatch ", "title"), (f" {cut(clean(snapshot.host), host_width)}", "bright")]
+        left: list[Span] = [(" gpuwatch ", "title"), (f" {cut(clean(host), host_width)}", "bright")]
         left += [(" " * gap + glyph + " ", tone), (words, tone), (" " * gap, "")]
         for i, (text, colour) in enumerate(watched[: 2 if brief else None]):
             left += [(" · " if i else "", "dim"), (text, colour)]
@@ -61,18 +58,33 @@ def header(model: Model, width: int) -> list[Line]:
     return [top, ((fit(f" {text}", width), "banner"),)] if text else [top]
 
 
+def _watched(model: Model, snapshot: Snapshot) -> list[tuple[str, str]]:
+    """Return (words, tone) of what is watched: GPUs, engines and sources of one machine, or the machines of a fleet."""
+    if snapshot.mode == "prometheus" and snapshot.focus is None:
+        return [(plural(len(model.machines), "host") if model.machines else "no host", "")]
+    return [
+        (plural(len(model.gpus), "GPU") if model.gpus else "no GPU", ""),
+        (plural(len(model.engines), "engine") if model.engines else "no engine", ""),
+        *sources_text(snapshot),
+    ]
+
+
 def footer(hints: Sequence[KeyHint], notice: tuple[str, str], width: int) -> tuple[Line, list[tuple[int, int, str]]]:
-    """Return the footer and where its entries are, as (first cell, cell after the last, action)."""
+    """Return the footer and where its entries are, as (first cell, cell after the last, action).
+
+    Where not all fit, the first ones go before the others, but the very last one, the way out, is always there.
+    """
     if notice[0]:
         return crop(((f" {notice[0]}", notice[1]),), width), []
     spans: list[Span] = []
     places: list[tuple[int, int, str]] = []
     gap = 2 if sum(2 + width_of(f"{hint.key} {hint.label}") for hint in hints) <= width else 1
     at = 0
-    for hint in hints:
+    kept = gap + width_of(f"{hints[-1].key} {hints[-1].label}") if hints else 0
+    for place, hint in enumerate(hints):
         text = f" {hint.label}" if hint.label else ""
         need = gap + width_of(hint.key + text)
-        if at + need > width:
+        if at + need > width - (kept if place < len(hints) - 1 else 0):
             continue
         spans += [(" " * gap, ""), (hint.key, "title.focus" if hint.active else "key")]
         spans.append((text, "title" if hint.active else "dim"))
@@ -83,7 +95,10 @@ def footer(hints: Sequence[KeyHint], notice: tuple[str, str], width: int) -> tup
 
 def empty_machine(snapshot: Snapshot, width: int, *, demo: bool) -> list[Line]:
     """Return what was looked for on a machine without GPUs and engines, and why it was not found."""
-    lines: list[Line] = [(), ((" ◌ ", "info"), ("no GPU and no engine found on this machine", "bright")), ()]
+    where = f"by {clean(snapshot.host)}" if snapshot.mode == "attached" else "on this machine"
+    lines: list[Line] = [(), ((" ◌ ", "info"), (f"no GPU and no engine found {where}", "bright")), ()]
+    if snapshot.mode == "attached" and link_trouble(snapshot):
+        lines[1] = ((" ✗ ", "crit"), ("nothing is known yet: the daemon does not answer", "bright"))
     for what, why in snapshot.looked_for:
         lines += labelled(clean(what), clean(why), width, "", 28)
     lines.append(())
@@ -107,6 +122,11 @@ def nothing_recorded(snapshot: Snapshot, width: int) -> list[Line]:
     lines: list[Line] = [(), crop(((" ✗ ", "crit"), ("this recording has nothing to show", "bright")), width), ()]
     lines += labelled("file", clean(snapshot.recording.path), width)
     return lines + labelled("why", clean(snapshot.recording.error), width)
+
+
+def asking(width: int) -> list[Line]:
+    """Return what is shown of a machine of a fleet before its figures have come."""
+    return [(), crop(((" ◌ ", "info"), ("asking Prometheus about this machine…", "bright")), width)]
 
 
 def starting(width: int) -> list[Line]:

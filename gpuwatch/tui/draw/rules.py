@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.tui.draw.common import columns, labelled
 from gpuwatch.tui.format import number
 from gpuwatch.tui.text import clean, crop, fit, width_of, wrap
-from gpuwatch.tui.view.rules import rules
+from gpuwatch.tui.view.rules import holds, rules, verdict
 from gpuwatch.tui.view.status import source_rows
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def table(snapshot: Snapshot, width: int) -> tuple[Line, list[tuple[RuleRow, Lin
     """Return the header and one line per rule."""
     found = rules(snapshot)
     name_width = min(max((width_of(row.name) for row in found), default=4), 24 if width < 100 else 40)
-    rest = width - name_width - 54
+    rest = width - name_width - 58
 
     def line(name: str, severity: str, status: tuple[str, str], reading: str, detail: str) -> Line:
         head = status[1] == "label"
@@ -30,7 +30,7 @@ def table(snapshot: Snapshot, width: int) -> tuple[Line, list[tuple[RuleRow, Lin
             (status[0], 17, "<", status[1]),
             (name, name_width, "<", "label" if head else ""),
             (severity, 8, "<", "label" if head else "dim"),
-            (reading, 17, ">", "label" if head else "bright"),
+            (reading, 21, ">", "label" if head else "bright"),
         ]
         return columns([*cells, (detail, rest, "<", "label" if head else "dim")] if rest >= 12 else cells)
 
@@ -62,8 +62,12 @@ def details(row: RuleRow, width: int) -> list[Line]:
     ]
     if row.detail:
         lines += labelled("", row.detail, width, "warn")
-    for text, value, threshold in rule.readings:
-        lines += labelled("compares", f"{clean(text)} · value {number(value)} · threshold {number(threshold)}", width)
+    for i, (text, value, threshold) in enumerate(rule.readings):
+        mark, said = ("✓", "holds") if holds(text, value, threshold) else ("✗", "does not hold")
+        shown = f"{mark} {said}: {clean(text)} · nearest value {number(value)} · threshold {number(threshold)}"
+        lines += labelled("compares" if i == 0 else "", shown, width)
+    if verdict(rule):
+        lines += labelled("", verdict(rule), width, "dim")
     lines += labelled("finding", clean(rule.id), width, "info")
     lines += labelled("expr", clean(" ".join(rule.expr.split())), width)
     return lines + labelled("file", clean(rule.file), width, "dim")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Ledger(View):
-    """The pieces of each GPU's memory, and what each engine states."""
+    """The pieces of each GPU's memory, what each engine states, and what a change would buy."""
 
     def compose(self) -> ComposeResult:
         """Make the panels."""
@@ -41,11 +41,22 @@ class Ledger(View):
         if not rows:
             text = "looking for GPUs…" if model.snapshot is None else "no GPU was seen, so there is no memory to divide"
             rows = unkeyed([crop(((f" {text}", "dim"),), width)])
-        lines = draw.statements(model, width)
+        lines = draw.engines(model, width)
         tall = min(len(lines) + 1, height // 3) if lines else 0
         self.set_height(stated, tall)
         self.set_height(pieces, height - tall)
         title = (("Ledger", "title"), ("  memory by what it is for; unexplained = used - all that is known", "dim"))
         pieces.show(rows, [rule(title, width)])
         if lines:
-            stated.show(unkeyed(lines), [rule((("stated by the engines, per GPU", "title"),), width)])
+            stated.show(
+                unkeyed(lines),
+                [
+                    rule(
+                        (
+                            ("Engines", "title"),
+                            ("  what they state about each GPU, and what a change would buy", "dim"),
+                        ),
+                        width,
+                    )
+                ],
+            )

@@ -80,7 +80,13 @@ class Overview(View):
     def draw(self, model: Model, width: int, height: int) -> None:
         """Divide the height among the sections and fill them."""
         snapshot = model.snapshot
-        if snapshot is None or (model.empty and snapshot.looked_for and snapshot.mode != "demo") or _is_void(snapshot):
+        unfocused = snapshot is not None and snapshot.mode == "prometheus" and snapshot.focus is None
+        if (
+            snapshot is None
+            or unfocused
+            or (model.empty and snapshot.looked_for and snapshot.mode != "demo")
+            or _is_void(snapshot)
+        ):
             self._draw_empty(model, width, height)
             return
         room = height - 1
@@ -177,6 +183,8 @@ class Overview(View):
         self.set_height(panel, height)
         if model.snapshot is None:
             panel.show(unkeyed(frame.starting(width)))
+        elif model.snapshot.mode == "prometheus":
+            panel.show(unkeyed(frame.asking(width)))
         elif _is_void(model.snapshot):
             panel.show(unkeyed(frame.nothing_recorded(model.snapshot, width)))
         else:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.tui.history import FORGET_SECONDS
 from gpuwatch.tui.view import engines as engine_view
+from gpuwatch.tui.view import fleet as fleet_view
 from gpuwatch.tui.view import gpus as gpu_view
 from gpuwatch.tui.view.findings import findings
 from gpuwatch.tui.view.model import Model
@@ -22,15 +24,22 @@ if TYPE_CHECKING:
 def build(snapshot: Snapshot, history: History, quiet: Quiet, *, live: bool) -> Model:
     """Return the rows of `snapshot`; a live one is remembered by `history`, and gaps are filled from it."""
     engines = engine_view.engines(snapshot)
-    gpus = gpu_view.gpus(snapshot, engines)
+    gpus = gpu_view.gpus(snapshot)
     if live:
         history.record(snapshot, gpus, engines)
+    fleet = snapshot.mode == "prometheus"
+    rows = findings(snapshot, quiet.acknowledged, quiet.silenced, hosts=fleet and snapshot.focus is None)
+    rows = tuple(replace(row, earlier=history.episodes(row.key, row.finding.since)) for row in rows)
+    machines = fleet_view.machines(snapshot, rows) if fleet else ()
+    if fleet and snapshot.focus is not None:
+        rows = tuple(row for row in rows if fleet_view.machine_of(row) == snapshot.focus)
     return Model(
         history=history,
         snapshot=snapshot,
         gpus=fill_gpus(snapshot, gpus, history),
         engines=fill_engines(snapshot, engines, history),
-        findings=findings(snapshot, quiet.acknowledged, quiet.silenced),
+        findings=rows,
+        machines=machines,
     )
 
 

@@ -100,7 +100,7 @@ class Rank:
 class Engine:
     """One server. `problem` is one sentence, empty while it answers; `stale` is the age of old figures in seconds.
 
-    `hidden` is how many ranks it has beyond `MOST_RANKS`.
+    `hidden` is how many ranks it has beyond `MOST_RANKS`; `predicted` the memory that the ledger expects on each GPU.
     """
 
     key: Key
@@ -116,6 +116,7 @@ class Engine:
     problem: str = ""
     stale: float | None = None
     facts: tuple[Fact, ...] = ()
+    predicted: Mapping[str, float] = field(default_factory=dict)
 
     def get(self, query: str) -> float | None:
         """Return one figure of the server, None when it is absent."""
@@ -152,11 +153,13 @@ def engines(snapshot: Snapshot) -> tuple[Engine, ...]:
     infos = texts(snapshot, "engine_info", SERVER_KEY)
     kinds = _kinds(snapshot)
     missing = absences(snapshot, "server")
+    predicted = collect_by(snapshot, "ledger_predicted", SERVER_KEY, "component")
     ranks = _ranks(snapshot, missing)
     sources = {s.server or s.target.partition(":")[2]: s for s in snapshot.sources if s.kind == "engine"}
     keys = set(ranks) | set(by_server) | set(infos)
     seen = {server for _, server in keys}
-    keys |= {(snapshot.host, server) for server in sources if server not in seen}
+    host = snapshot.focus[1] if snapshot.focus is not None else snapshot.host
+    keys |= {(host, server) for server in sources if server not in seen}
     rows = []
     for key in sorted(keys):
         own, info, source = by_server.get(key, {}), infos.get(key, {}), sources.get(key[1])
@@ -172,6 +175,7 @@ def engines(snapshot: Snapshot) -> tuple[Engine, ...]:
             figures=own,
             reasons={q: why for q in SERVER_FIGURES if q not in own and (why := why_absent(missing, key[1], q))},
             facts=tuple(fact for fact in snapshot.facts if fact.server == key[1]),
+            predicted=dict(predicted.get(key, ())),
         )
         rows.append(replace(row, problem=_problem(row, source)))
     return tuple(rows)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER
-from gpuwatch.tui.format import clock, percent, with_unit
+from gpuwatch.tui.format import clock, percent, seconds, with_unit
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.view.table import GPU_KEY
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
     from gpuwatch.snapshot import Snapshot
+    from gpuwatch.tui.history import Mark
 
 FindingKey: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -26,13 +27,17 @@ _PLACE_LABELS = ("uuid", "server", "dp_rank", "log", "host")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One finding in the list. `depth` is 1 for a symptom; `where` names the GPU, engine or rank it is about."""
+    """One finding in the list. `depth` is 1 for a symptom; `where` names the GPU, engine or rank it is about.
+
+    `earlier` are the times before that it fired, the newest first.
+    """
 
     finding: Finding
     depth: int
     where: str
     acknowledged: bool = False
     silenced: bool = False
+    earlier: tuple[Mark, ...] = ()
 
     @property
     def key(self) -> FindingKey:
@@ -55,11 +60,14 @@ def findings(
     snapshot: Snapshot,
     acknowledged: frozenset[FindingKey] = frozenset(),
     silenced: Mapping[FindingKey, int] | None = None,
+    *,
+    hosts: bool = False,
 ) -> tuple[Row, ...]:
     """Return the findings of a snapshot as rows.
 
     Firing before pending before resolved, the gravest first, otherwise in the diagnosis' own order; a symptom
-    follows its cause. Silenced findings (until the given time in milliseconds) come last.
+    follows its cause. Silenced findings (until the given time in milliseconds) come last. With `hosts` each says on
+    which machine it is.
     """
     quiet = {key for key, until in (silenced or {}).items() if until > snapshot.time}
     shown = snapshot.findings
@@ -71,7 +79,10 @@ def findings(
 
     def add(finding: Finding, depth: int) -> None:
         silent = finding.key in quiet
-        rows.append(Row(finding, depth, where(finding.labels, places), finding.key in acknowledged, silent))
+        place = where(finding.labels, places)
+        if hosts:
+            place = f"{clean(finding.labels.get('host', ''))} {place}".strip()
+        rows.append(Row(finding, depth, place, finding.key in acknowledged, silent))
         for symptom in shown:
             if causes[id(symptom)] is finding:
                 add(symptom, depth + 1)
@@ -148,6 +159,13 @@ def evidence_text(evidence: Evidence) -> tuple[str, str]:
     return text, source or clean(evidence.name)
 
 
+def episode_text(mark: Mark) -> str:
+    """Return when a finding fired and for how long: ``12:40:31 to 12:41:10, 39 s``."""
+    if mark.until is None:
+        return f"since {clock(mark.since)}"
+    return f"{clock(mark.since)} to {clock(mark.until)}, {seconds((mark.until - mark.since) / 1000)}"
+
+
 def as_text(row: Row) -> str:
     """Return a finding as plain text to paste into a ticket; it holds no control characters but line breaks."""
     finding = row.finding
@@ -157,6 +175,7 @@ def as_text(row: Row) -> str:
     if finding.since:
         lines.append(f"since {clock(finding.since)}, {finding.state}, confidence {percent(finding.confidence)}")
     lines.append(f"cause: {clean(finding.cause)}")
+    lines += [f"earlier: {episode_text(mark)}" for mark in row.earlier]
     for evidence in finding.evidence:
         text, source = evidence_text(evidence)
         lines.append(f"evidence: {text}" + (f" [{source}]" if source else ""))
@@ -165,5 +184,5 @@ def as_text(row: Row) -> str:
         lines.append("advice: " + ": ".join(part for part in (change, text) if part))
     if finding.caused_by:
         lines.append(f"caused by: {finding.caused_by}")
-    lines.append(f"runbook: docs/runbook.md#{finding.id}")
+    lines.append(f"runbook: gpuwatch rules explain {finding.id}")
     return "\n".join(lines)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.tui.format import age
 from gpuwatch.tui.text import clean
-from gpuwatch.tui.view.ledger import Part, Statement, divide
+from gpuwatch.tui.view.ledger import Part, parts_of
 from gpuwatch.tui.view.reasons import source_problem
 from gpuwatch.tui.view.table import (
     GPU_KEY,
-    SERVER_KEY,
     absences,
     collect,
     collect_by,
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     from gpuwatch.model import Absence
     from gpuwatch.snapshot import Snapshot
-    from gpuwatch.tui.view.engines import Engine
     from gpuwatch.tui.view.table import Key
 
 FIGURES = (
@@ -39,6 +37,7 @@ FIGURES = (
     "gpu_memory_peak",
     "gpu_memory_other",
     "gpu_memory_unattributed",
+    "gpu_ledger_growth",
     "gpu_busy",
     "gpu_bandwidth_busy",
     "gpu_sm_clock",
@@ -99,7 +98,7 @@ def short_name(name: str) -> str:
     return " ".join(short.replace("-", " ").split()) or clean(name)
 
 
-def gpus(snapshot: Snapshot, engines: tuple[Engine, ...]) -> tuple[Gpu, ...]:
+def gpus(snapshot: Snapshot) -> tuple[Gpu, ...]:
     """Return every GPU that the snapshot speaks of, by host and index."""
     figures = collect(snapshot, FIGURES, GPU_KEY)
     infos = texts(snapshot, "gpu_info", GPU_KEY)
@@ -110,7 +109,7 @@ def gpus(snapshot: Snapshot, engines: tuple[Engine, ...]) -> tuple[Gpu, ...]:
     xid = collect_by(snapshot, "gpu_xid", GPU_KEY, "xid")
     indexes = _indexes(snapshot)
     missing = absences(snapshot, "uuid")
-    statements = _statements(snapshot, engines)
+    divided = collect_by(snapshot, "gpu_ledger", GPU_KEY, "component")
     rows = []
     for key in sorted(
         set(figures) | set(infos) | set(states), key=lambda k: (k[0], in_number_order(indexes.get(k, "")), k[1])
@@ -131,12 +130,7 @@ def gpus(snapshot: Snapshot, engines: tuple[Engine, ...]) -> tuple[Gpu, ...]:
             reasons={
                 query: why for query in FIGURES if query not in own and (why := why_absent(missing, key[1], query))
             },
-            parts=divide(
-                own.get("gpu_memory_used"),
-                own.get("gpu_memory_reserved"),
-                own.get("gpu_memory_other"),
-                [(statements.get((key[0], server), Statement()), bytes_of.get(server)) for server in servers],
-            ),
+            parts=parts_of(dict(divided.get(key, ()))),
             engines=tuple((key[0], server, bytes_of.get(server)) for server in servers),
             throttle=throttle.get(key, ()),
             xid=xid.get(key, ()),
@@ -155,25 +149,6 @@ def _indexes(snapshot: Snapshot) -> dict[Key, str]:
             if own.get("gpu"):
                 found.setdefault((own.get("host", ""), own.get("uuid", "")), own["gpu"])
     return found
-
-
-def _statements(snapshot: Snapshot, engines: tuple[Engine, ...]) -> dict[Key, Statement]:
-    """Return what each engine says about the memory of each of its GPUs."""
-    said = collect(snapshot, ("weights", "kv_cache_bytes", "activation_peak", "graph_bytes"), SERVER_KEY)
-    usage: dict[Key, float | None] = {}
-    for engine in engines:
-        ranks = engine.ranks
-        usage[engine.host, engine.server] = ranks[0].get("kv_usage") if len(ranks) == 1 else None
-    return {
-        key: Statement(
-            weights=own.get("weights"),
-            kv_pool=own.get("kv_cache_bytes"),
-            kv_usage=usage.get(key),
-            activations=own.get("activation_peak"),
-            graphs=own.get("graph_bytes"),
-        )
-        for key, own in said.items()
-    }
 
 
 def _problem(row: Gpu, missing: Mapping[tuple[str, str], Absence]) -> str:

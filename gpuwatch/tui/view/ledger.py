@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.context import Facts
+from gpuwatch.ledger.predict import USED, engine_of, measured, model_of
+from gpuwatch.ledger.whatif import concurrency, on_these_cards
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpuwatch.ledger.whatif import Row
+    from gpuwatch.snapshot import Snapshot
+    from gpuwatch.tui.view.engines import Engine
+    from gpuwatch.tui.view.gpus import Gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +41,7 @@ KINDS: Mapping[str, Kind] = {
     "unexplained": Kind("?", "bar.unexplained", "unexplained", "used memory that nothing above accounts for"),
     "reserved": Kind("r", "bar.rest", "driver", "what the driver keeps for itself"),
 }
-"""Every kind of used memory, in the order of the bar; what is left is free."""
+"""Every kind of used memory as `ledger.reconcile` divides it, in the order of the bar; what is left is free."""
 
 FREE = Kind("·", "dim", "free", "neither used nor reserved")
 
@@ -44,95 +54,114 @@ class Part:
     bytes: float
 
 
+def parts_of(amounts: Mapping[str, float]) -> tuple[Part, ...]:
+    """Return the pieces of the used and reserved memory that are not empty, in the order of `KINDS`."""
+    return tuple(Part(kind, amounts[kind]) for kind in KINDS if amounts.get(kind, 0.0) > 0)
+
+
 @dataclass(frozen=True, slots=True)
-class Statement:
-    """What one engine says about its memory on each of its GPUs, in bytes; None: it did not say.
+class Compared:
+    """One part of a GPU's memory in bytes, as it was measured, stated by its engines, and predicted; None: unknown."""
 
-    `kv_usage` is the used part of the pool (0-1), None where it differs per rank or is unknown.
-    """
-
-    weights: float | None = None
-    kv_pool: float | None = None
-    kv_usage: float | None = None
-    activations: float | None = None
-    graphs: float | None = None
+    kind: str
+    measured: float | None
+    stated: float | None
+    predicted: float | None
 
     @property
-    def silent(self) -> bool:
-        """Whether the engine states nothing about its memory."""
-        return self.weights is None and self.kv_pool is None and self.activations is None and self.graphs is None
-
-    @property
-    def whole(self) -> bool:
-        """Whether the large parts are stated, so that what is left can only be contexts and communication."""
-        return self.weights is not None and self.kv_pool is not None
+    def differs(self) -> float | None:
+        """How much more is there than was predicted."""
+        if self.measured is None or self.predicted is None:
+            return None
+        return self.measured - self.predicted
 
 
-def _of_engine(statement: Statement, limit: float | None, *, rest_is_known: bool) -> dict[str, float]:
-    """Divide one engine's memory on a GPU: `limit` is what it holds there in bytes, None when that is unknown.
+_POOL = ("kv_used", "kv_free", "kv_pool")
+_STATED = {
+    "weights": ("weights",),
+    "kv_pool": ("kv_cache_bytes",),
+    "work": ("graph_bytes", "activation_peak"),
+}
 
-    An engine may hold less than it states (asleep, activations not in use now): the statements are taken in the
-    order weights, pool, graphs and activations until `limit` is used up.
+
+def compared(gpu: Gpu, engines: Sequence[Engine]) -> dict[str, Compared]:
+    """Return prediction, statement and measurement side by side, by kind; the KV pool as a whole.
+
+    A part of a GPU with several engines is only compared where it is known of all of them.
     """
-    if statement.silent:
-        return {"engine": limit} if limit is not None else {}
-    parts: dict[str, float] = {}
-    left = float("inf") if limit is None else limit
-
-    def take(kind: str, amount: float | None) -> None:
-        nonlocal left
-        if amount:
-            taken = min(amount, left)
-            parts[kind] = parts.get(kind, 0.0) + taken
-            left -= taken
-
-    take("weights", statement.weights)
-    if statement.kv_pool is not None and statement.kv_usage is not None:
-        take("kv_used", statement.kv_pool * statement.kv_usage)
-        take("kv_free", statement.kv_pool * (1 - statement.kv_usage))
-    else:
-        take("kv_pool", statement.kv_pool)
-    take("work", statement.graphs)
-    take("work", statement.activations)
-    if rest_is_known and limit is not None:
-        take("rest" if statement.whole else "engine", left)
-    return parts
+    parts = {part.kind: part.bytes for part in gpu.parts}
+    here = [engine for engine in engines if any(engine.key == (host, server) for host, server, _ in gpu.engines)]
+    found = {}
+    for kind in ("weights", "kv_pool", "work", "rest"):
+        seen = [parts[name] for name in (_POOL if kind == "kv_pool" else (kind,)) if name in parts]
+        row = Compared(
+            kind,
+            measured=sum(seen) if seen else None,
+            stated=_sum(_stated(engine, kind) for engine in here) if here else None,
+            predicted=_sum(engine.predicted.get(kind) for engine in here) if here else None,
+        )
+        if row.stated is not None or row.predicted is not None:
+            found[kind] = row
+    return found
 
 
-def divide(
-    used: float | None,
-    reserved: float | None,
-    other: float | None,
-    engines: Sequence[tuple[Statement, float | None]],
-) -> tuple[Part, ...]:
-    """Return the parts of a GPU's used memory, largest truth first: what does not add up is ``unexplained``.
+def _stated(engine: Engine, kind: str) -> float | None:
+    """Return what an engine states of one kind: at least one of its parts, which may be all there is."""
+    said = [value for query in _STATED.get(kind, ()) if (value := engine.get(query)) is not None]
+    return sum(said) if said else None
 
-    Args:
-        used: Bytes in use as NVML counts them, without the driver's reserve. None: not known, nothing is divided.
-        reserved: Bytes the driver keeps.
-        other: Bytes of visible processes that belong to no known engine.
-        engines: What each engine on the GPU states, and the bytes its processes hold there (None: not visible).
 
-    Returns:
-        Parts in the order of `KINDS`; those of `used` sum to `used`.
-    """
-    if used is None:
-        return ()
-    left = used
-    total: dict[str, float] = {}
+def _sum(amounts: Iterable[float | None]) -> float | None:
+    known = list(amounts)
+    return None if None in known else sum(filter(None, known))
 
-    def put(kind: str, amount: float) -> None:
-        nonlocal left
-        taken = min(max(amount, 0.0), left)
-        left -= taken
-        total[kind] = total.get(kind, 0.0) + taken
 
-    put("other", other or 0.0)
-    for statement, held in sorted(engines, key=lambda item: item[1] is None):
-        limit = left if held is None else min(held, left)
-        for kind, amount in _of_engine(statement, limit, rest_is_known=held is not None).items():
-            if held is not None or kind != "engine":
-                put(kind, amount)
-    total["unexplained"] = left
-    total["reserved"] = reserved or 0.0
-    return tuple(Part(kind, total[kind]) for kind in KINDS if total.get(kind, 0.0) > 0)
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What changes would buy a running engine: rows for requests of `context` tokens, or why there are none."""
+
+    context: int = 0
+    now: float = 0.0
+    rows: tuple[Row, ...] = ()
+    lacks: str = ""
+
+
+def what_if(snapshot: Snapshot, engine: Engine, gpus: Sequence[Gpu]) -> Live:
+    """Return the what-if rows of one engine, from its launch facts, the pool that it stated, and its cards."""
+    cards = [gpu for gpu in gpus if any(engine.key == (host, server) for host, server, _ in gpu.engines)]
+    totals = [total for gpu in cards if (total := gpu.get("gpu_memory_total")) is not None]
+    told = Facts(snapshot.facts).of(engine.server)
+    facts = {"version": engine.version, **{key: told[key].value for key in USED if key in told}}
+    lacks = [
+        words
+        for words, known in (
+            ("the model's config.json", model_of(facts) is not None),
+            ("its version", bool(facts["version"])),
+            ("the size of its GPUs", bool(totals)),
+            ("its launch flags", bool(engine.predicted)),
+        )
+        if not known
+    ]
+    if lacks:
+        return Live(lacks=" and ".join(lacks[:2]))
+    blackwell = all(gpu.info.get("architecture", "").lower() == "blackwell" for gpu in cards)
+    return _live(engine.kind, tuple(facts.items()), min(totals), engine.get("kv_cache_bytes"), blackwell)
+
+
+@lru_cache(maxsize=16)
+def _live(
+    kind: str,
+    facts: tuple[tuple[str, str | float | int | bool], ...],
+    capacity: float,
+    pool: float | None,
+    blackwell: bool,
+) -> Live:
+    engine = engine_of(kind, dict(facts), capacity)
+    if engine is None:
+        return Live(lacks="a version that is known")
+    try:
+        engine = engine if pool is None else measured(engine, pool)
+        context = max(engine.deployment.context, engine.model.context or 0)
+        return Live(context, concurrency(engine, context), on_these_cards(engine, context, four_bit_kv=blackwell))
+    except ValueError as error:
+        return Live(lacks=str(error))

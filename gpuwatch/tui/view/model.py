@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpuwatch.tui.history import History
     from gpuwatch.tui.view.engines import Engine
     from gpuwatch.tui.view.findings import FindingKey, Row
+    from gpuwatch.tui.view.fleet import Machine
     from gpuwatch.tui.view.gpus import Gpu
 
 
@@ -27,7 +28,7 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The rows of one snapshot. `snapshot` is None until the first one has come."""
+    """The rows of one snapshot. `snapshot` is None until the first one has come; `machines` are those of a fleet."""
 
     history: History
     snapshot: Snapshot | None = None
@@ -35,6 +36,7 @@ class Model:
     engines: tuple[Engine, ...] = ()
     findings: tuple[Row, ...] = ()
     pulse: Pulse = field(default_factory=Pulse)
+    machines: tuple[Machine, ...] = ()
 
     @property
     def empty(self) -> bool:

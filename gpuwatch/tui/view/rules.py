@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,18 @@ from gpuwatch.tui.format import number
 from gpuwatch.tui.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gpuwatch.snapshot import RuleView, Snapshot
+
+_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
 
 STATUSES: Mapping[str, tuple[str, str, str]] = {
     "firing": ("●", "firing", "crit"),
@@ -60,10 +70,33 @@ def rules(snapshot: Snapshot) -> tuple[RuleRow, ...]:
     return tuple(rows)
 
 
+def holds(text: str, value: float, threshold: float) -> bool:
+    """Say whether a comparison is true; `text` ends with its operator and threshold."""
+    words = text.split()
+    compare = _OPERATORS.get(words[-2]) if len(words) > 1 else None
+    return compare is not None and compare(value, threshold)
+
+
 def reading_text(rule: RuleView) -> str:
-    """Return the first comparison of a rule as ``value / threshold``; empty when there is no value."""
+    """Return the comparison that decides as ``value / threshold``, and how many of all hold; empty without values.
+
+    Of a rule that is quiet that is the first comparison that does not hold, of the others the first that does.
+    """
     if not rule.readings:
         return ""
-    _, value, threshold = rule.readings[0]
-    more = f" +{len(rule.readings) - 1}" if len(rule.readings) > 1 else ""
-    return f"{number(value)} / {number(threshold)}{more}"
+    held = [holds(*reading) for reading in rule.readings]
+    wanted = rule.status in ("firing", "pending")
+    decides = held.index(wanted) if wanted in held else 0
+    _, value, threshold = rule.readings[decides]
+    many = f", {sum(held)} of {len(held)}" if len(held) > 1 else ""
+    return f"{number(value)} / {number(threshold)}{many}"
+
+
+def verdict(rule: RuleView) -> str:
+    """Return what the comparisons of a rule say together; empty where there is nothing to add."""
+    if not rule.readings or rule.status not in ("ok", "pending", "firing"):
+        return ""
+    held = sum(holds(*reading) for reading in rule.readings)
+    if held < len(rule.readings) or rule.status != "ok":
+        return f"{held} of {len(rule.readings)} comparisons with a number hold"
+    return "every comparison with a number holds, but not all conditions of the rule for one and the same series"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwatch.tui.format import age, seconds, size
+from gpuwatch.tui.format import age, clock, seconds, size
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.view.reasons import source_problem
 
@@ -50,6 +50,8 @@ def state_text(snapshot: Snapshot | None, pulse: Pulse) -> tuple[str, str, str]:
         return "‖", f"paused -{age(behind)}" if behind >= 1 else "paused", "warn"
     if snapshot.recording is not None and snapshot.recording.ended:
         return "■", "end of the recording", "warn" if snapshot.recording.error else "info"
+    if snapshot.mode == "attached" and link_trouble(snapshot):
+        return "✗", f"stale since {clock(snapshot.time)}" if snapshot.answers else "not connected", "crit"
     if pulse.silent >= max(LATE_INTERVALS * snapshot.interval, LATE_SECONDS):
         return "✗", f"no data for {age(pulse.silent)}", "crit"
     return "●", f"{MODES[snapshot.mode]} {snapshot.interval:.1f} s", "ok"
@@ -63,6 +65,10 @@ def banner(snapshot: Snapshot | None) -> str:
     position = ""
     if recording is not None and recording.length > 0:
         position = f"  {seconds(float(round(recording.position)))} of {seconds(float(round(recording.length)))}"
+    if snapshot.mode == "prometheus":
+        return prometheus_trouble(snapshot)[0]
+    if snapshot.mode == "attached" and link_trouble(snapshot):
+        return f"ATTACHED  ✗ {link_trouble(snapshot)}"
     if snapshot.mode == "demo":
         return f"DEMO: recorded run, simulated GPUs{position}"
     if snapshot.mode == "replay":
@@ -70,6 +76,31 @@ def banner(snapshot: Snapshot | None) -> str:
         name = clean(recording.path) if recording is not None else "a recording"
         return f"REPLAY: {name}{position}{f'  ✗ {error}' if error else ''}"
     return ""
+
+
+def link_trouble(snapshot: Snapshot) -> str:
+    """Return why the program that this screen is attached to does not answer, or the empty string."""
+    return next((clean(source.detail) for source in snapshot.sources if source.kind == "attach"), "")
+
+
+def prometheus_trouble(snapshot: Snapshot | None) -> tuple[str, str]:
+    """Return (sentence, tone) about the Prometheus that is asked; empty while all is well.
+
+    It says that nothing is answered and how old the figures are, which figures are missing and why, or that it is slow.
+    """
+    if snapshot is None or snapshot.mode != "prometheus":
+        return "", ""
+    for source in snapshot.sources:
+        if source.kind != "prometheus":
+            continue
+        if not source.up:
+            old = f"; figures are {age(source.age)} old" if source.age is not None else ""
+            return f"✗ Prometheus: {clean(source_problem(source))}{old}", "crit"
+        if source.detail.startswith("slow"):
+            return f"▲ Prometheus is {clean(source.detail)}", "warn"
+        if source.detail:
+            return f"▲ figures missing: {clean(source.detail)}", "warn"
+    return "", ""
 
 
 def recording_text(snapshot: Snapshot | None) -> tuple[str, str]:
@@ -87,6 +118,12 @@ def _short(source: SourceState) -> str:
     return f":{name.rpartition(':')[2]}" if source.kind == "engine" else source.kind
 
 
+def _down(snapshot: Snapshot) -> list[SourceState]:
+    """Return the sources that fail, without a kernel log that could never be read: most users may not read it."""
+    never = [source for source in snapshot.sources if source.kind == "kernel" and source.age is None]
+    return [source for source in snapshot.sources if not source.up and source not in never]
+
+
 def sources_text(snapshot: Snapshot) -> list[tuple[str, str]]:
     """Return (words, tone) per kind of source beside GPUs and engines, and one per source that is down."""
     parts: list[tuple[str, str]] = []
@@ -94,7 +131,7 @@ def sources_text(snapshot: Snapshot) -> list[tuple[str, str]]:
         own = [source for source in snapshot.sources if source.kind == kind]
         if own and all(source.up for source in own):
             parts.append((f"{name} ✓" if len(own) == 1 else f"{len(own)} {name}s ✓", "ok"))
-    down = [source for source in snapshot.sources if not source.up]
+    down = _down(snapshot)
     if len(down) > 2:
         parts.append((f"{len(down)} sources ✗", "warn"))
     else:
@@ -111,9 +148,11 @@ def conclusion(snapshot: Snapshot, rows: tuple[Row, ...]) -> tuple[str, str, str
     """Return (glyph, words, tone): what can be said when there is no finding; unknown is never healthy."""
     if any(row.finding.state != "resolved" for row in rows):
         return "", "", ""
+    if prometheus_trouble(snapshot)[1] == "crit":
+        return "?", "cannot tell: Prometheus does not answer", "warn"
     rules = snapshot.rules
     blind = [rule for rule in rules if rule.status in ("not_evaluable", "error")]
-    down = [source for source in snapshot.sources if not source.up]
+    down = _down(snapshot)
     if not rules or not snapshot.answers:
         return "◌", "nothing to judge yet", "dim"
     if len(blind) == len(rules):

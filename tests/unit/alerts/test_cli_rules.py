@@ -10,7 +10,7 @@ import pytest
 from gpuwatch import cli
 from gpuwatch.alerts.rulefile import load, shipped_paths
 from gpuwatch.cli import rules
-from gpuwatch.cli.rules_actions import first_paragraph
+from gpuwatch.cli.rules_actions import first_paragraph, section
 
 GOOD = "groups: [{name: g, rules: [{alert: Hot, expr: temperature > 90, for: 1m, labels: {severity: info}}]}]\n"
 BAD = "groups: [{name: g, rules: [{alert: Hot, expr: 'temperature >', for: soon}]}]\n"
@@ -169,3 +169,22 @@ def test_the_meaning_comes_from_the_runbook(capsys):
     rule = json.loads(capsys.readouterr().out)["rules"][0]
     assert rule["runbook"].startswith("The KV pool is exhausted. ")
     assert rule["title"]
+
+
+RUNBOOK = "# R\n\n## `heat`\n\nHot.\n\n### More\n\nVery.\n\n## cold\n\nBrr.\n"
+
+
+@pytest.mark.parametrize(
+    ("finding", "expected"),
+    [("heat", "Hot.\n\n### More\n\nVery."), ("More", "Very."), ("cold", "Brr."), ("he", ""), ("", "")],
+)
+def test_a_section_goes_on_to_the_next_heading_of_its_level(finding, expected):
+    assert section(RUNBOOK, finding) == expected
+
+
+def test_explain_prints_what_the_runbook_says_once_for_all_rules_of_a_finding(capsys):
+    assert run("explain", "kv_preemption_storm") == 0
+    out = capsys.readouterr().out
+    assert out.count("The KV pool is exhausted. ") == 2  # above each of its two rules
+    assert out.count("**Confirm by hand.**") == 1
+    assert out.index("GpuwatchKvEvictionUnhealed") < out.index("**Confirm by hand.**")

@@ -37,7 +37,7 @@ def gpuwatch(*args, timeout=60, **env):
 def alone(tmp_path):
     """A configuration that looks at nothing of this machine."""
     path = tmp_path / "alone.toml"
-    path.write_text("gpus = false\ndiscovery = false\n")
+    path.write_text('gpus = false\ndiscovery = false\nkernel_log = "off"\n')
     return path
 
 
@@ -188,6 +188,16 @@ def test_doctor_says_in_json_what_was_looked_at(alone, server):
     assert all(set(check) == {"area", "what", "status", "detail", "fix"} for check in checks)
     engine = next(check for check in checks if check["area"] == "engine")
     assert engine["status"] == "ok"
+    assert [check for check in checks if check["what"] == "kernel log"] == []
+
+
+def test_doctor_reads_the_kernel_log_or_says_why_not(tmp_path):
+    path = tmp_path / "kernel.toml"
+    path.write_text('discovery = false\ngpus = false\nkernel_log = "kmsg"\n')
+    checks = json.loads(gpuwatch("doctor", "--json", "--config", path).stdout)["checks"]
+    (kernel,) = [check for check in checks if check["what"] == "kernel log"]
+    assert kernel["status"] in ("ok", "missing")
+    assert kernel["detail"]
 
 
 def test_doctor_exits_with_3_where_there_is_neither_gpu_nor_engine(alone):

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 
 import pytest
+from unit.exporter.conftest import Site
+from unit.tui import scenes
 
 from gpuwatch.recording import Header, Writer
 
@@ -142,3 +144,18 @@ def test_a_recording_with_a_header_only_says_that_it_holds_nothing(terminal, tmp
     screen.until(b"end of the recording")
     screen.keys(b"\x03")
     assert screen.exit_code() == 130
+
+
+def test_an_attached_screen_shows_the_daemons_values_and_says_when_they_are_old(terminal):
+    site = Site()
+    site.daemon.answer = scenes.calm()
+    try:
+        screen = terminal("--attach", site.server.url)
+        screen.until(b"attached 1.0 s")
+        screen.until(b"node-07")
+    finally:
+        site.server.stop()
+    screen.until(b"stale since")
+    screen.until(b"connection refused: nothing listens at 127.0.0.1:")
+    screen.keys(b"q")
+    assert screen.exit_code() == 0

@@ -61,6 +61,7 @@ def test_an_empty_file_is_the_default(tmp_path):
         ("interval = true", "key 'interval' is True; allowed: a number from 0.2 to 60"),
         ('interval = "1s"', "key 'interval' is '1s'; allowed: a number from 0.2 to 60"),
         ("gpus = 1", "key 'gpus' is 1; allowed: true or false"),
+        ("kernel_log = 'dmesg'", "key 'kernel_log' is 'dmesg'; allowed: 'auto' or 'kmsg' or 'journal' or 'off'"),
         ("ports = [0]", "key 'ports' is [0]; allowed: a list of at most 64 ports from 1 to 65535"),
         ("rules = [1]", "key 'rules' is [1]; allowed: a list of strings"),
         ("engine = 3", "key 'engine': allowed: tables written as [[engine]]"),

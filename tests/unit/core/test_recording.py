@@ -142,9 +142,9 @@ def test_a_damaged_middle_ends_the_reading_with_a_note(tmp_path):
     [
         (b"", "not a gpuwatch recording"),
         (b"hello", "not a gpuwatch recording"),
-        (gzip.compress(b'{"some": "json"}\n'), "not a gpuwatch recording"),
-        (gzip.compress(b"[1]\n"), "not a gpuwatch recording"),
-        (gzip.compress(b'{"gpuwatch_recording": 99}\n'), "recording version 99; this program reads version 1"),
+        (gzip.compress(b'{"some": "json"}\n', mtime=0), "not a gpuwatch recording"),
+        (gzip.compress(b"[1]\n", mtime=0), "not a gpuwatch recording"),
+        (gzip.compress(b'{"gpuwatch_recording": 99}\n', mtime=0), "recording version 99; this program reads version 1"),
     ],
 )
 def test_a_file_that_is_no_recording_is_refused_in_one_line(tmp_path, content, message):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gpuwatch.model import NAME, label, name_of, series
-from gpuwatch.queries import QUERIES
+from gpuwatch.queries import CATALOGUE
 from gpuwatch.series import METRICS
 
 BASE_UNITS = {"bytes", "seconds", "ratio", "watts", "joules", "hertz", "celsius"}
@@ -31,7 +31,7 @@ def test_names_follow_the_conventions_of_prometheus(metric):
 
 
 def test_every_query_uses_only_names_of_the_vocabulary():
-    for query in QUERIES.values():
+    for query in CATALOGUE.values():
         for name in re.findall(r"gpuwatch_\w+", query.template):
             family = re.sub(r"_(bucket|sum|count)$", "", name)
             assert name in METRICS or METRICS[family].kind == "histogram", (query.name, name)

@@ -33,8 +33,38 @@ CRITICAL = {
     "engine_stalled",
     "gpu_lost",
     "driver_unresponsive",
+    "nccl_hang",
+    "xid_hardware",
+    "no_kv_blocks",
+    "cudagraph_memory",
+    "sampler_warmup_oom",
+    "mm_profiling_memory",
+    "weights_oom",
+    "startup_gpu_shared",
+    "port_in_use",
+    "model_not_found",
+    "dtype_unsupported",
+    "driver_too_old",
+    "flag_unknown",
+    "prefill_activation_oom",
+    "lora_memory",
+    "spec_decode_memory",
+    "gpu_out_of_memory",
+    "sglang_kv_alloc_failure",
+    "worker_died",
+    "ray_host_oom",
+    "k8s_oomkilled",
+    "k8s_evicted",
 }
-INFO = {"kv_pool_saturated", "prefix_cache_zero_hit"}
+INFO = {
+    "kv_pool_saturated",
+    "prefix_cache_zero_hit",
+    "false_leak",
+    "unified_memory",
+    "wsl",
+    "nvml_na",
+    "container_pid_invisible",
+}
 REQUIRED = {
     "kv_preemption_storm",
     "kv_pool_saturated",
@@ -152,7 +182,7 @@ def test_the_runbook_asks_for_series_that_exist():
 def test_every_cause_in_the_inhibition_table_is_a_finding_and_mutes_by_labels_that_alerts_have():
     for row in INHIBITIONS:
         assert row.cause in DIAGNOSES
-        assert set(row.equal) <= {"host", "server", "model_name", "dp_rank", "uuid"}
+        assert set(row.equal) <= {"host", "server", "model_name", "dp_rank", "uuid", "log"}
 
 
 def constants():

@@ -285,7 +285,7 @@ def test_series_beyond_the_limit_are_left_out_and_counted(monkeypatch):
     page = "".join(f'vllm:num_requests_running{{engine="0",model_name="m{n}"}} 1\n' for n in range(60))
     found, compiled = convert(page, "0.32.0")
     assert len(found) == 50
-    assert compiled.plan.dropped == 11  # ten of the page and the info series
+    assert compiled.plan.dropped == 12  # ten of the page, the info series and the count of processes
 
 
 def test_of_too_many_models_the_first_are_kept_whole_and_all_keep_more_than_buckets(monkeypatch, fixture_page):

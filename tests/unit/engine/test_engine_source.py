@@ -804,4 +804,5 @@ def test_thousands_of_models_on_one_page_are_cut_and_said(site, source):
     assert len(batch.keys) == 15_000
     # With the 3 series of the one model that runs and the info series there are 16,004.
     assert value(batch, "requests_running", model_name="m") == 2
-    assert batch.detail.startswith("1,004 series of this page are left out; at most 15,000 are kept")
+    assert batch.detail.startswith("1,005 series of this page are left out; at most 15,000 are kept")
+    assert batch.dropped == 1005

@@ -234,3 +234,20 @@ def test_an_engine_that_is_not_found_for_a_moment_keeps_its_processes(tmp_path):
     source.poll()
     found.clear()
     assert values(source.poll())["engine_processes", "s:1"] == 1
+
+
+@pytest.mark.parametrize(
+    ("release", "wsl"),
+    [("5.15.153.1-microsoft-standard-WSL2", 1), ("6.8.0-1015-azure", 0), (None, 0)],
+)
+def test_windows_subsystem_is_told_by_the_release_of_the_kernel(tmp_path, release, wsl):
+    if release is not None:
+        tree(tmp_path, {"proc/sys/kernel/osrelease": release + "\n"})
+    assert values(HostSource("h", ManualClock(), root=tmp_path).poll())["host_wsl", ""] == wsl
+
+
+def test_a_container_is_told_by_the_marks_of_its_runtime(tmp_path, monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert values(HostSource("h", ManualClock(), root=tmp_path).poll())["host_container", ""] == 0
+    tree(tmp_path, {"run/.containerenv": ""})
+    assert values(HostSource("h", ManualClock(), root=tmp_path).poll())["host_container", ""] == 1

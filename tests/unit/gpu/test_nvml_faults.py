@@ -371,7 +371,7 @@ def test_a_machine_without_a_driver_starts_a_worker_once_per_five_minutes(monkey
 
     clock = ManualClock()
     monkeypatch.setattr(nvml, "Child", Ends)
-    monkeypatch.setattr(nvml, "_driver_traces", lambda: traces)
+    monkeypatch.setattr(nvml, "driver_traces", lambda: traces)
     traces = (0.0,)
     source = NvmlSource("h", clock)
     for second in range(700):

@@ -348,3 +348,29 @@ def test_labels_of_all_series_are_known_to_the_vocabulary(machine, watch):
     for key in watched.batch.keys:
         assert label(key, "host") == "node-1"
         assert set(dict(key)) - {"__name__"} <= set(METRICS[name_of(key)].labels)
+
+
+def test_readings_that_cannot_be_had_are_series_with_their_reason(machine, watch):
+    fake = machine(gpus=2)
+    fake.set(0, util_gpu="!4")
+    watched = watch(fake)
+    watched.until(lambda: watched.value("reading_absent", reading="busy_ratio") == 1)
+    assert watched.value("reading_absent", reading="busy_ratio", reason="no_permission") == 1
+    assert watched.value("reading_absent", "1") is None
+    fake.set(0, util_gpu=50)
+    watched.until(lambda: watched.value("reading_absent", reading="busy_ratio") is None)
+
+
+def test_processes_that_the_process_table_does_not_show_are_counted(machine, watch):
+    fake = machine(gpus=1)
+    fake.process(0, os.getpid(), memory=1 << 30)
+    fake.process(0, 2**22 + 7, memory=2 << 30)  # beyond the highest process id that Linux gives
+    watched = watch(fake)
+    watched.until(lambda: watched.value("processes") == 2)
+    assert watched.value("processes_hidden") == 1
+
+
+def test_the_default_power_limit_is_read_beside_the_limit_in_force(machine, watch):
+    watched = watch(machine(gpus=1))
+    watched.until(lambda: watched.value("power_limit_default_watts") is not None)
+    assert (watched.value("power_limit_watts"), watched.value("power_limit_default_watts")) == (690, 700)

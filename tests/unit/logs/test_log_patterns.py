@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.engines.events import EVENTS
+from gpuwatch.engines.events import EVENTS, NOTES
 from gpuwatch.engines.facts import FACTS, config_series
 from gpuwatch.engines.log_pattern import read
 from gpuwatch.engines.log_prefixes import strip_prefix
@@ -64,7 +64,8 @@ def test_pattern_names_are_unique_and_events_are_known():
     assert [name for name, n in Counter(pattern.name for pattern in PATTERNS).items() if n > 1] == []
     events = {pattern.event for pattern in PATTERNS if pattern.kind == "event"}
     assert events == set(EVENTS)
-    assert all(pattern.event == "" for pattern in PATTERNS if pattern.kind != "event")
+    assert {pattern.event for pattern in PATTERNS if pattern.kind == "note"} == set(NOTES)
+    assert all(pattern.event == "" for pattern in PATTERNS if pattern.kind not in ("event", "note"))
 
 
 def test_every_reading_names_a_known_fact_and_a_group_of_its_expression():

@@ -44,6 +44,15 @@ from gpuwatch.engines.log_prefixes import strip_prefix, time_of
         ("vllm-1  | ERROR 11-18 18:07:28 engine.py:366] ValueError: No", "ERROR", "", (), "ValueError: No"),
         ("[pod/vllm-0/vllm] INFO 11-18 18:07:28 [a.py:1] x", "INFO", "", (), "x"),
         ('{"asctime": "2026-09-01 10:00:00", "levelname": "ERROR", "processName": "EngineCore_DP1", "process": 5, "message": "boom"}', "ERROR", "EngineCore_DP1", ("DP1",), "boom"),
+        ('{"log":"INFO 11-29 10:00:00 [a.py:1] boom\\n","stream":"stderr","time":"2026-11-29T10:00:00.1Z"}', "INFO", "", (), "boom"),
+        ('{"level":"warn","msg":"no memory","ts":"2026-11-29T10:00:00Z"}', "WARN", "", (), "no memory"),
+        ('{"MESSAGE":"(Worker_TP1 pid=4) ERROR 11-29 10:00:00 [a.py:1] x","_PID":"4"}', "ERROR", "Worker_TP1", ("TP1",), "x"),
+        ("2026-11-29T10:00:00.123456789Z stderr F (EngineCore pid=4) ERROR 11-29 10:00:00 [a.py:1] x", "ERROR", "EngineCore", (), "x"),
+        ("[Sun Nov 29 15:43:50 2026] NVRM: Xid (PCI:0000:01:00): 79", "", "", (), "NVRM: Xid (PCI:0000:01:00): 79"),
+        ("Nov 29 15:43:50.123456 gpu-1 kernel: NVRM: Xid", "", "", (), "NVRM: Xid"),
+        ("Sun 2026-11-29 15:43:50 UTC gpu-1 vllm[7]: INFO 11-29 15:43:50 [a.py:1] m", "INFO", "", (), "m"),
+        ("2026-11-29 15:43:50,881 ERROR services.py:1169 -- Failed", "ERROR", "", (), "Failed"),
+        ("2026-11-29 15:43:50,881 - my.app - WARNING - Slow", "WARNING", "", (), "Slow"),
         ('{"model": "x"}', "", "", (), '{"model": "x"}'),
         ("[bold red]not a prefix[/bold red]", "", "", (), "[bold red]not a prefix[/bold red]"),
         ("2026-02-24T20:21:58Z torch.OutOfMemoryError CUDA: out", "", "", (), "torch.OutOfMemoryError CUDA: out"),
@@ -91,6 +100,7 @@ def test_times_are_read_with_their_zone_or_as_local_time():
     assert time_of("2025-11-29T15:43:50-05:30", near) == at(2025, 11, 29, 21, 13, 50)
     assert time_of("2025-11-29 15:43:50", near) == at(2025, 11, 29, 13, 43, 50)
     assert time_of("2025-11-29 15:43:50,562", near) == at(2025, 11, 29, 13, 43, 50)
+    assert time_of("Tue Nov 25 15:43:50 2025", near) == at(2025, 11, 25, 13, 43, 50)
 
 
 @pytest.mark.usefixtures("two_hours_east")

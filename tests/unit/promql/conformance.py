@@ -1,8 +1,8 @@
 """The conformance cases of cases/*.txt, read into objects.
 
-``eval`` holds under the rules of Prometheus 3 and 2, ``eval3`` and ``eval2`` under one of them, ``added2`` under those of
-2 when a group is added up in the order of its series; ``fail`` names a part of the message; ``ordered`` also fixes the
-order; ``range`` takes start, end and step.
+``eval`` holds under the rules of Prometheus 3 and 2, ``eval3`` and ``eval2`` under one of them, ``added2`` under those
+of 2 when a group is added up in the order of its series; ``fail`` names a part of the message; ``ordered`` also fixes
+the order; ``range`` takes start, end and step.
 """
 
 from __future__ import annotations

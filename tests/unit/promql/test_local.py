@@ -10,7 +10,7 @@ from gpuwatch.model import series
 from gpuwatch.promql.local import LocalQuerier
 from gpuwatch.promql.plan import parse
 from gpuwatch.promql.values import PromQLError
-from gpuwatch.queries import QUERIES
+from gpuwatch.queries import CATALOGUE
 from gpuwatch.store import Store
 
 KEYS = tuple(series(name, i=i) for name in ("a_total", "b") for i in ("1", "2", "3"))
@@ -209,5 +209,5 @@ def test_many_different_expressions_do_not_pile_up():
 
 def test_every_query_of_the_catalogue_is_accepted():
     querier = LocalQuerier(Store())
-    for query in QUERIES.values():
+    for query in CATALOGUE.values():
         assert len(querier.instant(query.expr("10s"), 0)) == 0

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding, NotEnough
+from gpuwatch.ledger.reconcile import Card, Statement, divide
 from gpuwatch.model import Absence, Fact, LogLine, Reason, series
 from gpuwatch.snapshot import Answer, Recording, RuleView, Snapshot, SourceState
 
@@ -18,6 +19,13 @@ START = 1_700_000_000_000
 """2023-11-14 22:13:20 UTC."""
 
 GIB = 1024**3
+STATED = {
+    "weights": "weights",
+    "kv_cache_bytes": "kv_pool",
+    "activation_peak": "activations",
+    "graph_bytes": "graphs",
+}
+COUNTED = ("gpu_memory_reserved", "gpu_memory_free", "gpu_memory_other")
 HOST = "node-07"
 
 
@@ -109,7 +117,29 @@ class Scene:
             self.add("waiting_by_reason", value, **labels, reason=reason)
 
     def answers(self):
-        return {query: Answer(tuple(found)) for query, found in self.samples.items()}
+        found = {query: Answer(tuple(samples)) for query, samples in self.samples.items()}
+        return {"gpu_ledger": Answer(tuple(self._divided())), **found}
+
+    def _divided(self):
+        """The memory of each GPU by what it is for, as the pipeline divides it."""
+
+        def of(query, **want):
+            return Answer(tuple(self.samples.get(query, ()))).get(**want)
+
+        for labels, used in self.samples.get("gpu_memory_used", ()):
+            gpu = dict(labels)
+            engines = []
+            for on, _ in self.samples.get("gpu_engine", ()):
+                server = dict(on)["server"]
+                if dict(on)["uuid"] == gpu["uuid"]:
+                    ranks = [v for rank, v in self.samples.get("kv_usage", ()) if dict(rank)["server"] == server]
+                    stated = {part: of(query, server=server) for query, part in STATED.items()}
+                    usage = ranks[0] if len(ranks) == 1 else None
+                    held = of("gpu_memory_engine", uuid=gpu["uuid"], server=server)
+                    engines.append((Statement(**stated, kv_usage=usage), held))
+            card = Card(used, *(of(query, uuid=gpu["uuid"]) for query in COUNTED))
+            for component, amount in divide(card, engines).items():
+                yield series("", **gpu, component=component), amount
 
 
 STORM_RANK = {
@@ -278,6 +308,16 @@ FACTS = (
 )
 
 
+LAUNCHED = (
+    *FACTS[:2],
+    Fact("model", "Qwen/Qwen3-32B", "command line of process 7", None, START, "127.0.0.1:8000"),
+    Fact("version", "0.32.0", "127.0.0.1:8000/version", None, START, "127.0.0.1:8000"),
+    Fact("tp", 2, "command line of process 7", None, START, "127.0.0.1:8000"),
+    Fact("max_model_len", 4096, "command line of process 7", None, START, "127.0.0.1:8000"),
+)
+"""A model that the ledger knows by name, and how it was launched."""
+
+
 def own(scene):
     scene.add("own_cpu", 0.021, host=HOST)
     scene.add("own_resident", 61 * 1024**2, host=HOST)
@@ -316,6 +356,20 @@ def storm(time=START + 60_000, **more):
     more.setdefault("facts", FACTS)
     more.setdefault("not_enough", (NotEnough("prefix_cache_collapse", "needs prefix cache counters", {}),))
     return snapshot(scene, time, **more)
+
+
+def predicted(time=START + 60_000, **more):
+    """A storm on an engine whose memory was predicted."""
+    scene = Scene()
+    for index in range(2):
+        scene.gpu(index)
+        scene.on_gpu(index, held=73.6)
+        scene.add("gpu_ledger_growth", 0.75 * GIB * (1 - 2 * index), **gpu_labels(index))
+    scene.server(weights=30.6 * GIB, kv_cache_bytes=36 * GIB, max_model_len=4096)
+    scene.rank(**STORM_RANK)
+    for component, gib in (("weights", 30.5), ("kv_pool", 35.3), ("work", 6.6), ("rest", 1.5)):
+        scene.add("ledger_predicted", gib * GIB, **server_labels(), component=component)
+    return snapshot(scene, time, facts=LAUNCHED, **more)
 
 
 def calm(time=START + 60_000, **more):
@@ -485,6 +539,7 @@ class ScriptedFeed:
 
 SCENES = {
     "storm": storm,
+    "predicted": predicted,
     "calm": calm,
     "two_ranks": two_ranks,
     "several_engines": several_engines,

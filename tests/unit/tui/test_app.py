@@ -681,3 +681,48 @@ async def test_thousands_of_models_in_one_engine_are_counted_and_not_drawn(scree
         assert time.monotonic() - begun < 20
         await s.press("ctrl+c")
         assert s.app.return_code == 130
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (140, 45), (200, 60)])
+async def test_the_ledger_shows_measurement_statement_and_prediction_side_by_side(screen, width, height):
+    async with screen(width, height) as s:
+        await s.push(scenes.predicted())
+        await s.press("6")
+        text = s.text()
+        for line in (
+            "measured  share      stated   predicted     differs",
+            "█ weights               30.6 GiB   38 %    30.6 GiB    30.5 GiB    +102 MiB",
+            "▚ KV pool               36.0 GiB   45 %    36.0 GiB    35.3 GiB    +717 MiB",
+            "▒ activations+graphs     5.1 GiB    6 %     5.1 GiB     6.6 GiB    -1.5 GiB",
+            "c context+comms          1.9 GiB    2 %         n/a     1.5 GiB    +410 MiB",
+            "now 7.2 requests of 40,960 tokens at once",
+        ):
+            assert line in text, line
+        assert all(len(line) <= width for line in s.lines())
+
+
+async def test_the_ledger_names_the_residual_and_how_it_grew(screen):
+    async with screen(200, 60) as s:
+        await s.push(scenes.predicted())
+        await s.press("6")
+        residual = "contexts and communication 1.9 GiB, unexplained 512 MiB (0.6 %); the GPU holds 768 MiB"
+        assert f"{residual} more than a minute after its engines began to serve" in s.text()
+        assert f"{residual} less than a minute after its engines began to serve" in s.text()
+
+
+async def test_the_ledger_says_what_two_changes_together_would_buy_on_these_cards(screen):
+    async with screen(200, 60) as s:
+        await s.push(scenes.predicted())
+        await s.press("6")
+        # The engine stated a pool of 36 GiB. 0.03 x 79.6 and three quarters of 38.6 B x 1,024 x 151,936 add 6.6 GiB;
+        # a request of 40,960 tokens takes 40,960 x 128 KiB = 5 GiB on each of two cards.
+        assert "these cards serve 8.5 requests of 40,960 tokens at once" in s.text()
+        assert "14.4 --kv-cache-dtype auto → fp8" in s.text()
+
+
+async def test_the_ledger_says_what_a_prediction_needs(screen):
+    async with screen(140, 45) as s:
+        await s.push(scenes.storm())
+        await s.press("6")
+        assert "needs the model's config.json and its launch flags" in s.text()
+        assert "█ weights               16.0 GiB   20 %    16.0 GiB         n/a         n/a" in s.text()

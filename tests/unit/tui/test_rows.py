@@ -319,7 +319,7 @@ def test_the_details_of_a_finding_hold_everything():
         "gpuwatch_engine_evictions_total · 26 · 127.0.0.1:8000/metrics",
         "/var/log/vllm.log:41",
         "→ --max-num-seqs 16 → 2",
-        "docs/runbook.md#kv_preemption_storm",
+        "gpuwatch rules explain kv_preemption_storm",
         "server=127.0.0.1:8000",
     ):
         assert part in text
@@ -334,7 +334,7 @@ def test_a_copied_finding_is_plain_text_with_evidence_and_advice():
     )
     assert "evidence: Overriding num_gpu_blocks=5721 with num_gpu_blocks_override=40 [/var/log/vllm.log:41]" in text
     assert "advice: --max-num-seqs 16 → 2: if the pool has to stay this small" in text
-    assert text.endswith("runbook: docs/runbook.md#kv_preemption_storm")
+    assert text.endswith("runbook: gpuwatch rules explain kv_preemption_storm")
 
 
 def test_no_finding_is_only_called_healthy_when_every_rule_was_evaluated():
@@ -355,12 +355,12 @@ def test_rules_are_sorted_by_what_needs_a_look_and_carry_their_readings():
     assert [row.status for row in rows] == [
         "firing", "firing", "pending", "error", "cannot evaluate", "quiet", "quiet"
     ]  # fmt: skip
-    assert [row.reading for row in rows[:2]] == ["26 / 5 +1", "0.07 / 0"]
+    assert [row.reading for row in rows[:2]] == ["26 / 5, 2 of 2", "0.07 / 0"]
     header, lines = draw_rules.table(scenes.storm(), 139)
     assert plain(header).split() == ["state", "rule", "severity", "value", "/", "threshold", "detail"]
     assert "needs gpuwatch_engine_prefix_cache_hits_total" in plain(lines[4][1])
     detail = "\n".join(texts(draw_rules.details(rows[0], 120)))
-    assert "increase(…[1m]) > 5 · value 26 · threshold 5" in detail
+    assert "✓ holds: increase(…[1m]) > 5 · nearest value 26 · threshold 5" in detail
 
 
 def test_the_header_says_what_is_watched_and_how_fresh_it_is():

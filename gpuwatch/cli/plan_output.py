@@ -1,0 +1,213 @@
+"""The plan as JSON and for people."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from gpuwatch.cli.plan_ask import models_of
+from gpuwatch.engines.log_text import clean
+from gpuwatch.ledger.budget import GIB
+from gpuwatch.ledger.command import repaired
+from gpuwatch.ledger.need import scale_share
+from gpuwatch.ledger.plan import PARTS, card_of
+from gpuwatch.ledger.whatif import best_pair, what_if
+
+if TYPE_CHECKING:
+    from gpuwatch.cli.plan_ask import Asked
+    from gpuwatch.ledger.need import Engine
+    from gpuwatch.ledger.plan import Card, Plan
+    from gpuwatch.ledger.whatif import Row
+
+SCHEMA = 1
+ROWS_SHOWN = 6
+BAR = 40
+_TITLES = {
+    "weights": "weights",
+    "kv_cache": "KV cache",
+    "activations": "activations",
+    "graphs": "CUDA graphs",
+    "context": "context, allocator",
+    "communication": "communication",
+}
+_GLYPHS = {"weights": "█", "kv_cache": "▓", "activations": "▒", "graphs": "░", "context": "c", "communication": "n"}
+_VERDICTS = {"fits": "fits", "tight": "tight: the steady state fits, a peak may not", "does_not_fit": "does not fit"}
+
+
+def print_json(plan: Plan, asked: Asked) -> None:
+    """Print the documented JSON object."""
+    first = plan.capacities[0]
+    engine = first.engine
+    rows = _rows(asked)
+    print(
+        json.dumps(
+            {
+                "schema": SCHEMA,
+                "verdict": plan.verdict,
+                "per_gpu": [_card(card) for card in plan.cards],
+                "kv": {
+                    "bytes_per_token": _whole(first.bytes_per_token),
+                    "scale_bytes_per_token": _whole(first.bytes_per_token * scale_share(engine.deployment.kv_dtype)),
+                    "tokens": first.tokens,
+                    "max_context": first.max_context,
+                    "max_concurrency": round(first.max_concurrency, 3),
+                    "pool_bytes": round(first.pool_bytes),
+                    "context": engine.deployment.context,
+                },
+                "fewest_gpus": plan.fewest_gpus,
+                "error_band": round(plan.error_band, 4),
+                "what_if": [_row(row) for row in rows],
+                "flags": flags_of(asked),
+                "notes": [*asked.assumed, *plan.notes],
+                "models": [_model(one) for one in asked.engines],
+                "command": command_of(asked),
+            },
+            indent=2,
+        )
+    )
+
+
+def _whole(value: float) -> float:
+    return int(value) if value == int(value) else round(value, 3)
+
+
+def _card(card: Card) -> dict[str, Any]:
+    return {
+        "gpu": card.gpu,
+        "components": {part: round(value) for part, value in card.components.items()},
+        "total": round(card.total),
+        "capacity": round(card.capacity),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "change": row.change,
+        "max_context": row.max_context,
+        "max_concurrency": round(row.max_concurrency, 3),
+        "costs": row.costs,
+        "verdict": row.verdict,
+    }
+
+
+def _model(engine: Engine) -> dict[str, Any]:
+    deployment = engine.deployment
+    return {
+        "name": engine.model.name,
+        "architecture": engine.model.architecture,
+        "engine": deployment.engine,
+        "tp": deployment.tp,
+        "pp": deployment.pp,
+        "fraction": deployment.fraction,
+        "chunk": deployment.chunk,
+        "max_num_seqs": deployment.sequences,
+        "per_gpu": {part: round(value) for part, value in card_of([engine]).components.items()},
+        "fraction_needed": round(card_of([engine]).total / deployment.capacity, 3),
+        "missing": list(engine.model.missing),
+    }
+
+
+def _rows(asked: Asked) -> list[Row]:
+    engine, others = asked.engines[0], asked.engines[1:]
+    pair = best_pair(engine, others)
+    return [*([pair] if pair is not None else []), *what_if(engine, others)]
+
+
+def flags_of(asked: Asked) -> list[dict[str, Any]]:
+    """Return what is wrong with the flags of the launch command."""
+    if asked.command is None:
+        return []
+    return [
+        {
+            "flag": f"--{problem.flag}",
+            "problem": problem.text,
+            "replacement": problem.instead or (f"--{problem.flag} {problem.proposed}" if problem.proposed else None),
+        }
+        for problem in asked.command.problems(asked.version)
+    ]
+
+
+def command_of(asked: Asked) -> str | None:
+    """Return the launch command with its faults repaired; None where none was given."""
+    if asked.command is None:
+        return None
+    program = "vllm serve" if asked.command.engine == "vllm" else "python -m sglang.launch_server"
+    return f"{program} {repaired(asked.command, asked.command.problems(asked.version))}"
+
+
+def gib(value: float) -> str:
+    """Return bytes in GiB with one decimal."""
+    return f"{value / GIB:.1f}"
+
+
+def print_text(plan: Plan, asked: Asked) -> None:
+    """Print the plan for people."""
+    engine = asked.engines[0]
+    deployment, card = engine.deployment, plan.cards[0]
+    ranks = f"TP{deployment.tp}" + (f" x PP{deployment.pp}" if deployment.pp > 1 else "")
+    replicas = asked.gpus // (deployment.tp * deployment.pp)
+    spread = ranks + (f", {replicas} independent replicas" if replicas > 1 else "")
+    cards = f"{asked.gpus} x {gib(card.capacity)} GiB"
+    print(clean(f"{models_of(asked.engines)} on {cards}, {deployment.engine} {asked.version}, {spread}"))
+    print(f"verdict: {_VERDICTS[plan.verdict]}\n")
+    print(f"each card   {_bar(card)}  {gib(card.total)} of {gib(card.capacity)} GiB (± {plan.error_band:.0%})")
+    for part in PARTS:
+        if card.components[part]:
+            print(f"  {_GLYPHS[part]} {_TITLES[part]:<20}{gib(card.components[part]):>8} GiB{_about(part, asked)}")
+    print(f"    {'free':<20}{gib(card.capacity - card.total):>8} GiB\n")
+    for found in plan.capacities:
+        one = found.engine.deployment
+        limit = f"{_fraction(one.engine)} {one.fraction:g}"
+        print(f"KV cache: {_whole(found.bytes_per_token):,} bytes per token; with {limit} the pool holds")
+        print(
+            f"  {found.tokens:,} tokens: the longest request {found.max_context:,} tokens, or "
+            f"{found.max_concurrency:.1f} requests of {one.context:,}"
+        )
+    print(f"fewest cards of this size: {plan.fewest_gpus or 'more than 64'}")
+    _print_rows(asked)
+    for fault in flags_of(asked):
+        print(clean(f"flag {fault['flag']}: {fault['problem']}; {fault['replacement'] or 'leave it out'}"))
+    command = command_of(asked)
+    if command is not None:
+        print(clean(f"\nrepaired command:\n  {command}"))
+    for note in (*asked.assumed, *plan.notes):
+        print(clean(f"note: {note}"))
+
+
+def _fraction(engine: str) -> str:
+    return "--mem-fraction-static" if engine == "sglang" else "--gpu-memory-utilization"
+
+
+def _about(part: str, asked: Asked) -> str:
+    if part != "kv_cache":
+        return ""
+    wanted = ", ".join(f"{engine.requests} x {engine.deployment.context:,} tokens" for engine in asked.engines)
+    return f"   for {wanted}"
+
+
+def _bar(card: Card) -> str:
+    whole = max(card.total, card.capacity)
+    bar, drawn, reached = "", 0, 0.0
+    for part in PARTS:
+        reached += card.components[part]
+        width = round(reached / whole * BAR) - drawn
+        bar += _GLYPHS[part] * width
+        drawn += width
+    limit = round(card.capacity / whole * BAR)
+    bar = bar.ljust(BAR, "·")
+    return (
+        f"▕{bar}▏" if limit == BAR else f"▕{bar[:limit]}╎{bar[limit:]}▏ over by {gib(card.total - card.capacity)} GiB:"
+    )
+
+
+def _print_rows(asked: Asked) -> None:
+    rows = _rows(asked)[:ROWS_SHOWN]
+    if not rows:
+        return
+    print("\nwhat if")
+    for row in rows:
+        print(f"  {row.change}")
+        holds = f"longest request {row.max_context:,}, {row.max_concurrency:.1f} of full length"
+        print(f"    {row.verdict.replace('_', ' ')}: {holds}")
+        print(f"    costs: {row.costs}")
+    print()

@@ -1,0 +1,350 @@
+"""GPU memory that ran out: in which step, who wanted it, and what to change. One function per cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.causes import moves
+from gpuwatch.diagnosis.causes.oom import Case, Phase, phase_of, read_oom
+from gpuwatch.diagnosis.causes.uncounted import lora, uncounted_adapters, uncounted_draft
+from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, group, line, number, ruled_out
+from gpuwatch.diagnosis.explanation import GIB, Explanation, count, size
+from gpuwatch.diagnosis.finding import NotEnough
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gpuwatch.diagnosis.causes.view import View
+    from gpuwatch.diagnosis.finding import Advice
+
+LARGE_TENSOR = GIB
+"""One allocation of this size in a forward pass is logits or an attention mask, not the chunk's activations."""
+LOW_POOL = 0.7
+"""Below this usage of the KV pool nothing speaks for a pool that is too small."""
+SEATS = 256
+"""The default of --max-num-seqs before V1; the sampler's warm-up grows in proportion to it."""
+
+
+NAMED = {"load_oom": "load", "graph_capture_failed": "graphs"}
+"""Events that name their step themselves."""
+
+
+def out_of_memory(view: View) -> Iterator[Cause | NotEnough]:
+    """Judge PyTorch's and CUDA's out-of-memory errors: one cause for each run and step."""
+    done = set()
+    for event in view.events("torch_oom", "cuda_oom_other", "load_oom", "graph_capture_failed"):
+        if event.event == "graph_capture_failed" and "out of memory" not in event.text:
+            continue
+        run = view.run_of(event)
+        oom = read_oom(event)
+        step = NAMED.get(event.event)
+        phase = Phase(step, frozenset(), (), sure=True) if step else phase_of(view, run, event)
+        key = (run.source, run.start, phase.step, oom.fragmented, oom.shared)
+        if key in done:
+            continue
+        done.add(key)
+        case = Case(view, run, event, oom, phase)
+        if oom.fragmented:
+            yield fragmentation(case)
+        elif oom.shared and phase.step not in ("serve", "logits", "lora", "sampler", "multimodal"):
+            yield foreign_memory(case)
+        else:
+            yield from _by_step(case)
+
+
+def _by_step(case: Case) -> Iterator[Cause | NotEnough]:
+    step, steps = case.phase.step, case.phase.steps
+    if step in ("graphs", "pool", "warmup", "draft", "serve") and (draft := uncounted_draft(case)) is not None:
+        yield draft
+    elif step in ("graphs", "pool", "warmup") and (adapters := uncounted_adapters(case)) is not None:
+        yield adapters
+    elif step == "multimodal" and "profile" not in steps:
+        yield activation(case)
+    elif step == "logits" and "profile" in steps:
+        yield profile(case)
+    else:
+        judge = _JUDGES.get(step)
+        if judge is not None:
+            yield judge(case)
+        else:
+            yield unnamed(case)
+            yield NotEnough(
+                "prefill_activation_oom",
+                "the traceback above the error, or the engine's log from its start: profile_run, capture_model, "
+                "execute_model or _dummy_sampler_run tell the causes of one out-of-memory text apart",
+            )
+
+
+def fragmentation(case: Case) -> Cause:
+    """Explain a request that failed beside a larger amount that is reserved and not handed out."""
+    oom = case.oom
+    assert oom.spare is not None
+    assert oom.requested is not None
+    hint = bool(case.event.field("hint"))
+    slept = [line(event) for event in case.view.events("sleep")[-2:]]
+    variable = "PYTORCH_ALLOC_CONF" if hint else "PYTORCH_CUDA_ALLOC_CONF"
+    advice = [
+        advise(
+            "let the allocator grow and shrink its segments, in the environment of the process that failed"
+            + (" (off around weight updates over CUDA IPC)" if slept else ""),
+            variable,
+            None,
+            "expandable_segments:True",
+        )
+    ]
+    return case.found(
+        "allocator_fragmentation",
+        f"The allocator is fragmented: {size(oom.spare)} are reserved and unused on {case.where}, in pieces too small "
+        f"for {size(oom.requested)}.",
+        0.9,
+        advice,
+        *slept,
+    )
+
+
+def foreign_memory(case: Case) -> Cause:
+    """Explain a start that failed beside other processes that hold the card."""
+    held = case.oom.others or 0
+    advice = [
+        advise(
+            "stop the process that holds the memory: nvidia-smi lists it; VLLM:: and sglang:: processes of an "
+            "earlier start count"
+        ),
+        *moves.lower_fraction(case.run, held, case.oom.total, "or leave its memory out of the engine's share"),
+    ]
+    return case.found(
+        "startup_gpu_shared",
+        f"Other processes hold {size(held)} of {case.where}: {case.asked} could not be had.",
+        0.85,
+        advice,
+    )
+
+
+def sampler(case: Case) -> Cause:
+    """Explain the warm-up of the sampler, which makes logits for the largest batch."""
+    run = case.run
+    asked = number(case.event, "n") or run.number("max_num_seqs")
+    seats = f"{count(asked)} requests" if asked else "the largest batch (1,024 requests by default)"
+    proposed = SEATS if asked is None or asked > SEATS else max(16, int(asked) // 4)
+    advice = moves.fewer_seats(run, proposed, "warm up with fewer requests; logits shrink in proportion", asked)
+    if "profile" not in case.phase.steps:
+        advice += moves.lower_fraction(run, case.oom.short, case.oom.total, "or leave more beside the KV pool")
+    more = []
+    if "profile" in case.phase.steps:
+        more.append(ruled_out("the size of the KV pool: it does not exist yet while the engine profiles", case.event))
+    return case.found(
+        "sampler_warmup_oom",
+        f"The sampler's warm-up makes logits for {seats} at once: {case.asked} did not fit.",
+        0.93,
+        advice,
+        *more,
+    )
+
+
+def multimodal(case: Case) -> Cause:
+    """Explain the encoder of a multimodal model, profiled with the largest inputs that are accepted."""
+    run = case.run
+    length, seats = run.number("max_model_len"), run.number("max_num_seqs")
+    advice = [
+        advise(
+            "accept fewer images or videos per prompt; the profile holds that many of the largest size",
+            "--limit-mm-per-prompt",
+            run.text("flag.limit-mm-per-prompt"),
+            '{"image": 1, "video": 0}',
+        ),
+        *moves.fewer_seats(run, min(32, int(seats or 256) // 4 or 1), "or profile fewer sequences", seats),
+        *moves.shorter(
+            run, min(length or 4096, 4096), "or a shorter context: the profile is filled with images", length
+        ),
+        advise('or cap the size of one image: {"max_pixels": …}', "--mm-processor-kwargs"),
+    ]
+    return case.found(
+        "mm_profiling_memory",
+        f"The profile run feeds the vision encoder as many dummy images as the longest prompts can hold: {case.asked} "
+        "did not fit.",
+        0.9,
+        advice,
+        ruled_out(
+            "the memory fraction: no KV cache exists yet while the engine profiles, so lowering it frees nothing"
+        ),
+    )
+
+
+def graphs(case: Case) -> Cause:
+    """Explain memory that ran out while CUDA graphs were captured."""
+    run = case.run
+    fraction = run.number("memory_fraction")
+    more = from_fact(run, "memory_fraction", "the engine may take {} of the card, graphs come on top of the pool")
+    more += from_fact(run, "graph.estimated_bytes", "estimated for graphs: {}", "bytes")
+    left = ""
+    total = case.oom.total or run.number("gpu.total_bytes")
+    if fraction is not None and total:
+        left = f" {fraction:g} of {size(total)} leaves {size((1 - fraction) * total)} for graphs, NCCL and contexts."
+    advice = moves.lower_fraction(run, max(case.oom.short, GIB / 2), case.oom.total, "leave more beside the pool")
+    advice += [
+        advise(
+            "or capture fewer batch sizes",
+            "--cuda-graph-max-bs" if run.sglang else "--cudagraph-capture-sizes",
+            None,
+            None if run.sglang else "1 2 4 8 16 32",
+        ),
+        advise(
+            "or none, at the price of slower decoding",
+            "--disable-cuda-graph" if run.sglang else "--enforce-eager",
+            None,
+            "(set)",
+        ),
+    ]
+    return case.found(
+        "cudagraph_memory",
+        f"Memory ran out on {case.where} while CUDA graphs were captured, after the pool was there: "
+        f"{case.asked}.{left}",
+        0.92,
+        advice,
+        *more,
+        ruled_out("a prefill chunk: no request had been taken", case.event),
+    )
+
+
+def profile(case: Case) -> Cause:
+    """Explain the profile run: one dummy step of the largest size did not fit beside the weights."""
+    run = case.run
+    budget = run.number("max_num_batched_tokens")
+    tokens = f"{count(budget)} tokens" if budget else "the largest size"
+    return case.found(
+        "prefill_activation_oom",
+        f"A step of {tokens} does not fit beside the weights on {case.where}: the profile run asked for {case.asked}.",
+        0.8,
+        [
+            *moves.smaller_chunk(run),
+            *moves.fewer_seats(run, SEATS, "or fewer sequences in a batch"),
+            advise("or spread the weights over more GPUs", "--tensor-parallel-size", run.tp, run.tp * 2),
+        ],
+        *from_fact(run, "weights.bytes", "weights on the GPU: {}", "bytes"),
+        ruled_out(
+            "the memory fraction: no KV cache exists yet while the engine profiles, so lowering it frees nothing"
+        ),
+    )
+
+
+def activation(case: Case) -> Cause:
+    """Explain a step that did not fit while the engine served: the peak of a prefill, or its logits."""
+    run, oom = case.run, case.oom
+    dump = [event for event in case.view.events("crash_dump") if run.holds(event) and event.line <= case.event.line]
+    tokens = next((value for event in reversed(dump) if (value := number(event, "tokens"))), None)
+    usage = next((value for event in reversed(dump) if (value := number(event, "kv")) is not None), None)
+    more = []
+    if tokens is not None:
+        more.append(
+            replace(
+                line(dump[-1]), text=f"the step that failed had {count(tokens)} tokens", value=tokens, unit="tokens"
+            )
+        )
+    if usage is None:
+        usage = _last_usage(case)
+    if usage is not None and usage < LOW_POOL:
+        more.append(ruled_out(f"a KV pool that is too small: it was used to {usage:.0%}", case.event, usage, "ratio"))
+    more += from_fact(run, "activation.bytes", "profiled activation peak: {}", "bytes")
+    advice: list[Advice] = []
+    if case.phase.step == "logits" or (oom.requested or 0) >= LARGE_TENSOR:
+        cause = (
+            f"One tensor of {case.asked} did not fit on {case.where} beside the pool. Logits of a whole prompt have "
+            "that size (tokens x vocabulary x 4 bytes): echo and prompt_logprobs make them, and the start-up profile "
+            "does not count them; a long chunk has such tensors as well."
+        )
+        advice.append(advise("do without echo and prompt_logprobs on long prompts"))
+    else:
+        step = f" of {count(tokens)} tokens" if tokens else ""
+        cause = (
+            f"A prefill step{step} needed {case.asked} more than the profile at start had left on {case.where}: the "
+            "pool took the rest."
+        )
+    advice += moves.smaller_chunk(run, tokens)
+    advice += moves.lower_fraction(run, oom.short, oom.total, "or leave more beside the pool")
+    return case.found("prefill_activation_oom", cause, 0.88, advice, *more)
+
+
+def _last_usage(case: Case) -> float | None:
+    for event in reversed(case.view.events("stats")):
+        if case.run.holds(event) and event.line < case.event.line:
+            percent = number(event, "kv")
+            return percent / 100 if percent is not None else number(event, "ftu", "tu")
+    return None
+
+
+def weights(case: Case) -> Cause:
+    """Explain weights that do not fit."""
+    run = case.run
+    return case.found(
+        "weights_oom",
+        f"The weights do not fit on {case.where}: {case.asked} could not be had while they were loaded.",
+        0.85,
+        [
+            advise(
+                "spread the weights over more GPUs",
+                "--tp-size" if run.sglang else "--tensor-parallel-size",
+                run.tp,
+                run.tp * 2,
+            ),
+            advise("or load a quantised checkpoint (8 or 4 bits)", "--quantization"),
+        ],
+        ruled_out("the size of the KV pool: it does not exist yet while weights are loaded", case.event),
+    )
+
+
+def unnamed(case: Case) -> Cause:
+    """Name an error whose step the files do not tell."""
+    why = "in a step that the files do not show"
+    advice = [advise("find the step first: the traceback names profile_run, capture_model, execute_model or another")]
+    if case.phase.step == "pool":
+        why = "while the KV pool was made"
+        less = "leave more beside the pool"
+        advice = moves.lower_fraction(case.run, case.oom.short, case.oom.total, less)
+    return case.found(
+        "gpu_out_of_memory",
+        f"Memory ran out on {case.where} {why}: {case.asked}. Weights, profile, graphs and a long prompt look alike "
+        "here.",
+        0.5,
+        advice,
+    )
+
+
+def warmed_up(view: View) -> Iterator[Cause]:
+    """Judge the line that vLLM prints when the warm-up of the sampler runs out of memory."""
+    for event in view.events("warmup_oom")[:1]:
+        run = view.run_of(event)
+        seats = number(event, "n")
+        proposed = SEATS if seats is None or seats > SEATS else max(16, int(seats) // 4)
+        what = group(event, "what") or "sampler"
+        yield Cause(
+            "sampler_warmup_oom",
+            Explanation(
+                f"The {what}'s warm-up makes logits for {count(seats or 0)} requests at once, after the KV pool took "
+                "the rest of the card.",
+                0.95,
+                (line(event), *from_fact(run, "memory_fraction", "the engine may take {} of the card")),
+                (
+                    *moves.fewer_seats(
+                        run, proposed, "warm up with fewer requests; logits shrink in proportion", seats
+                    ),
+                    *moves.lower_fraction(run, 0, None, "or leave more beside the KV pool"),
+                ),
+            ),
+            event.time,
+        )
+
+
+_JUDGES: dict[str, Callable[[Case], Cause]] = {
+    "sampler": sampler,
+    "multimodal": multimodal,
+    "lora": lora,
+    "graphs": graphs,
+    "logits": activation,
+    "profile": profile,
+    "load": weights,
+    "serve": activation,
+    "warmup": graphs,
+    "pool": unnamed,
+    "draft": activation,
+}

@@ -1,0 +1,383 @@
+"""The GPU itself: Xids, ECC, cards that are lost, drivers that do not answer, power caps, narrow links, odd ranks."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.causes.view import Cause, advise, group, line, number, ruled_out, sampled
+from gpuwatch.diagnosis.explanation import Explanation
+from gpuwatch.diagnosis.finding import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuwatch.diagnosis.causes.view import View
+    from gpuwatch.model import LogEvent
+
+# Meaning and what to do, from NVIDIA's "Xid errors" guide; the codes that name failing hardware or a lost device.
+HARDWARE = {
+    48: "uncorrectable double-bit ECC error",
+    62: "internal micro-controller halted",
+    63: "a row of memory was remapped, or a page retired",
+    64: "a row could not be remapped",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    92: "high rate of single-bit ECC errors",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    119: "the GPU's system processor (GSP) does not answer",
+    120: "error of the GPU's system processor (GSP)",
+    140: "unrecovered ECC error",
+    154: "the driver asks for a recovery action",
+    171: "uncorrectable memory error",
+}
+SOFTWARE = {
+    13: "graphics engine exception",
+    31: "memory page fault",
+    32: "corrupted push buffer",
+    43: "a channel was reset after a fault",
+    45: "a channel was removed, usually after another fault",
+    61: "internal micro-controller breakpoint",
+    69: "graphics engine class error",
+}
+ECC = frozenset({48, 63, 64, 92, 94, 95, 140, 171})
+BUS = frozenset({79})
+HEAT = frozenset({"thermal", "sw_thermal", "hw_thermal"})
+"""Reasons for lowered clocks that mean heat."""
+WORKING = 0.5
+CAPPED = 0.97
+"""A card that draws this share of its limit is held by it."""
+LOST_SPEED = 0.9
+"""Throughput below this share of the same work's under a higher limit is a loss that is worth a finding."""
+
+
+def xids(view: View) -> Iterator[Cause]:
+    """Judge Xids by their class, and by whether one card or several report them."""
+    events = [event for event in view.events("xid") if number(event, "code") is not None]
+    hard = [event for event in events if number(event, "code") in HARDWARE]
+    soft = [event for event in events if number(event, "code") in SOFTWARE]
+    if hard:
+        yield _hardware(view, hard)
+    elif view.events("ecc_error") or _failing_rows(view):
+        yield _ecc(view)
+    if soft and not hard:
+        yield _software(soft)
+
+
+def _hardware(view: View, hard: list[LogEvent]) -> Cause:
+    codes = sorted({int(number(event, "code") or 0) for event in hard})
+    cards = sorted({event.field("pci") for event in hard})
+    told = "; ".join(f"Xid {code}: {HARDWARE[code]}" for code in codes[:4])
+    where = cards[0] if len(cards) == 1 else f"{len(cards)} cards"
+    advice = []
+    if BUS & set(codes):
+        advice += [
+            advise(
+                "check power, slot, riser and cables of this card; limit its clocks to test whether it is the load",
+                "nvidia-smi -lgc",
+                None,
+                "210,1200",
+            ),
+            advise("the card comes back with a reboot or a power cycle only"),
+        ]
+    if ECC & set(codes):
+        advice += [
+            advise(
+                "drain the node and reset the GPU, so that pending rows are remapped: nvidia-smi -q shows Remapped Rows"
+            ),
+            advise("if it comes back, replace the card; do not tune the engine for it"),
+        ]
+    if not advice:
+        advice.append(advise("reset the GPU or reboot; if it comes back, replace the card or its link"))
+    evidence = [line(event) for event in _first_of_each(hard)[:4]]
+    if len(cards) == 1 and len(hard) > 1:
+        evidence.append(ruled_out(f"the software: all {len(hard)} come from one card, {cards[0]}", hard[-1], len(hard)))
+    evidence += _failing_rows(view)
+    engine = view.events("nccl_timeout", "rpc_timeout", "cuda_error", "engine_dead")
+    evidence += [line(event) for event in engine[:1]]
+    return Cause(
+        "xid_hardware",
+        Explanation(f"The hardware of {where} fails. {told}.", 0.95, tuple(evidence), tuple(advice)),
+        hard[0].time,
+    )
+
+
+def _first_of_each(events: list[LogEvent]) -> list[LogEvent]:
+    first: dict[str, LogEvent] = {}
+    for event in events:
+        first.setdefault(event.field("code"), event)
+    return list(first.values())
+
+
+def _ecc(view: View) -> Cause:
+    events = view.events("ecc_error")
+    rows = _failing_rows(view)
+    cause = (
+        "GPU memory fails: CUDA met an uncorrectable ECC error."
+        if events
+        else "GPU memory fails: rows had to be replaced again."
+    )
+    others = view.events("rpc_timeout", "nccl_timeout", "engine_dead")
+    evidence = [*(line(event) for event in events[:1]), *rows, *(line(event) for event in others[:1])]
+    if events:
+        evidence.append(
+            ruled_out("memory that ran out: the error is about the content of memory, not its amount", events[0])
+        )
+    return Cause(
+        "xid_hardware",
+        Explanation(
+            cause,
+            0.92 if events else 0.8,
+            tuple(evidence),
+            (
+                advise("look at ECC and Remapped Rows in nvidia-smi -q, and for Xid 48, 63, 94 or 95 in dmesg"),
+                advise("reset the GPU or reboot, so that the rows are remapped; replace the card if it comes back"),
+            ),
+        ),
+        events[0].time if events else 0,
+    )
+
+
+def _failing_rows(view: View) -> list[Evidence]:
+    """Return rows of memory that were remapped while somebody looked, or could not be."""
+    found = [
+        line(event)
+        for event in view.events("rows_remapped")
+        if (number(event, "now") or 0) > (number(event, "before") or 0) or event.field("failed").lower() == "yes"
+    ]
+    found += [
+        sampled(each, "a remapped row waits for a reset")
+        for each in view.samples("gpu_row_remap_pending")
+        if each.value == 1
+    ]
+    found += [
+        sampled(each, "a row could not be remapped") for each in view.samples("gpu_row_remap_failed") if each.value == 1
+    ]
+    uncorrected = [each for each in view.samples("gpu_ecc_errors_total", type="uncorrected") if each.value > 0]
+    found += [sampled(each, f"{each.value:.0f} uncorrected ECC errors") for each in uncorrected]
+    return found[:3]
+
+
+def _software(soft: list[LogEvent]) -> Cause:
+    codes = sorted({int(number(event, "code") or 0) for event in soft})
+    cards = {event.field("pci") for event in soft}
+    told = "; ".join(f"Xid {code}: {SOFTWARE[code]}" for code in codes[:3])
+    evidence = [line(event) for event in soft[:2]]
+    several = len(cards) > 1
+    evidence.append(
+        ruled_out(
+            "failing memory: no Xid of that kind (48, 63, 64, 94, 95) is among them"
+            + (f", and {len(cards)} cards report it" if several else ""),
+            soft[0],
+            len(cards),
+        )
+    )
+    return Cause(
+        "xid_software",
+        Explanation(
+            f"A kernel on the GPU faulted: {told}. That is a program or the driver, not the card's memory.",
+            0.85 if several else 0.75,
+            tuple(evidence),
+            (
+                advise("update the driver and the engine; CUDA_LAUNCH_BLOCKING=1 names the kernel"),
+                advise("suspect the card only if the same one repeats it across versions"),
+            ),
+        ),
+        soft[0].time,
+    )
+
+
+def lost(view: View) -> Iterator[Cause]:
+    """Judge a GPU that is gone, and a driver that does not answer."""
+    gone = view.events("gpu_lost")
+    bus = [event for event in view.events("xid") if number(event, "code") in BUS]
+    if gone or bus:
+        event = (*gone, *bus)[0]
+        yield Cause(
+            "gpu_lost",
+            Explanation(
+                "A GPU is gone: the driver cannot reach it any more.",
+                0.92,
+                tuple(line(each) for each in (*gone[:2], *bus[:1])),
+                (
+                    advise("look for its Xid and for power and slot: dmesg -T | grep -i -E 'xid|nvrm|pcie'"),
+                    advise("it comes back with a reboot or a power cycle"),
+                ),
+            ),
+            event.time,
+        )
+    for event in view.events("driver_unreachable")[:1]:
+        mismatch = "mismatch" in event.text
+        yield Cause(
+            "driver_unresponsive",
+            Explanation(
+                "The driver was upgraded while it was loaded: the library and the kernel module are of different "
+                "versions."
+                if mismatch
+                else "The driver does not answer on this machine.",
+                0.92 if mismatch else 0.8,
+                (line(event),),
+                (
+                    advise("reload the driver's modules (all users of the GPUs must have ended), or reboot")
+                    if mismatch
+                    else advise("is the module loaded: lsmod | grep nvidia; what does it say: dmesg | grep -i nvrm"),
+                ),
+            ),
+            event.time,
+        )
+
+
+def power_cap(view: View) -> Iterator[Cause]:
+    """Judge a card that runs into its power limit, where a higher limit is known to have been faster."""
+    draws = {(each.path, each.time, each.labels.get("gpu", "")): each for each in view.samples("gpu_power_watts")}
+    pairs = [
+        (draws[key], limit)
+        for limit in view.samples("gpu_power_limit_watts")
+        if (key := (limit.path, limit.time, limit.labels.get("gpu", ""))) in draws
+    ]
+    held = [(draw, limit) for draw, limit in pairs if limit.value > 0 and draw.value >= CAPPED * limit.value]
+    if not held or len(held) < len(pairs) / 2:
+        return
+    low = min(held, key=lambda pair: pair[1].value)
+    high = max(held, key=lambda pair: pair[1].value)
+    speeds = _speeds(view)
+    slow, fast = speeds.get(_day(low[1].time)), speeds.get(_day(high[1].time))
+    reasons = [each for each in view.samples("gpu_clocks_event_active", reason="power") if each.value == 1]
+    evidence = [
+        sampled(low[0], f"it draws {low[0].value:.1f} W of {low[1].value:.0f} W allowed", "watts"),
+        *(sampled(each, "the driver says that the power limit holds the clocks back") for each in reasons[:1]),
+    ]
+    busy = [each for each in view.samples("gpu_busy_ratio") if each.value >= 0.9]
+    if busy:
+        evidence.append(
+            Evidence(
+                f"Ruled out: the CPU: the GPU is busy {busy[0].value:.0%} of the time",
+                busy[0].path,
+                None,
+                busy[0].name,
+                busy[0].value,
+                "ratio",
+            )
+        )
+    if low[1].value == high[1].value or slow is None or fast is None or slow >= LOST_SPEED * fast:
+        return
+    evidence.append(
+        Evidence(
+            f"{fast:.1f} tokens/s under {high[1].value:.0f} W and {slow:.1f} under {low[1].value:.0f} W, at the same "
+            "load",
+            name="generation",
+            value=slow / fast,
+            unit="ratio",
+        )
+    )
+    yield Cause(
+        "throttling",
+        Explanation(
+            f"The power limit of {low[1].value:.0f} W slows the card down: it costs {1 - slow / fast:.0%} of the "
+            f"throughput that {high[1].value:.0f} W give.",
+            0.9,
+            tuple(evidence),
+            (
+                advise(
+                    "raise the power limit, if cooling and supply allow it",
+                    "nvidia-smi -pl",
+                    f"{low[1].value:.0f}",
+                    f"{high[1].value:.0f}",
+                ),
+            ),
+        ),
+        low[1].time,
+    )
+
+
+def _day(millis: int) -> tuple[int, int]:
+    """Return month and day: engine logs have no year, and the one that was guessed for them may be another one."""
+    moment = time.gmtime(millis / 1000)
+    return moment.tm_mon, moment.tm_mday
+
+
+def _speeds(view: View) -> dict[tuple[int, int], float]:
+    """Return the median generation throughput by day, of the statistics lines with requests running."""
+    by_day: dict[tuple[int, int], list[float]] = {}
+    for event in view.events("stats"):
+        running, speed = number(event, "run"), number(event, "gt")
+        if running and speed and event.time:
+            by_day.setdefault(_day(event.time), []).append(speed)
+    return {day: statistics.median(values) for day, values in by_day.items()}
+
+
+def narrow_link(view: View) -> Iterator[Cause]:
+    """Judge a link that is narrower than card and slot allow while the card works."""
+    most = {(each.path, each.labels.get("gpu", "")): each for each in view.samples("gpu_pcie_link_width_max")}
+    for each in view.samples("gpu_pcie_link_width"):
+        able = most.get((each.path, each.labels.get("gpu", "")))
+        if able is not None and each.value < able.value:
+            yield Cause(
+                "pcie_degraded",
+                Explanation(
+                    f"GPU {each.labels.get('gpu')} runs with {each.value:.0f} of {able.value:.0f} PCIe lanes.",
+                    0.9,
+                    (sampled(each, f"{each.value:.0f} lanes now"), sampled(able, f"{able.value:.0f} lanes possible")),
+                    (advise("reseat the card; check riser, slot and BIOS settings"),),
+                ),
+                each.time,
+            )
+            return
+
+
+def cuda_faults(view: View) -> Iterator[Cause]:
+    """Judge illegal accesses that CUDA reported, where the kernel log is not there to say more."""
+    faults = [
+        event
+        for event in view.events("cuda_error")
+        if any(
+            word in group(event, "what") for word in ("illegal", "misaligned", "launch failure", "device-side assert")
+        )
+    ]
+    if faults and not view.events("xid"):
+        event = faults[0]
+        yield Cause(
+            "xid_software",
+            Explanation(
+                f"A kernel faulted: {group(event, 'what').strip()}. Usually a bug of a kernel, seldom the card: the "
+                "driver's Xid tells (13 or 31: software; 48, 63, 94, 95: memory).",
+                0.6,
+                (line(event),),
+                (
+                    advise("look for the Xid of that moment: dmesg -T | grep -i xid"),
+                    advise("run once with CUDA_LAUNCH_BLOCKING=1; the trace then names the kernel"),
+                ),
+            ),
+            event.time,
+        )
+
+
+def heat(view: View) -> Iterator[Cause]:
+    """Judge a card whose clocks are held back by heat while it works."""
+    samples = [each for each in view.samples("gpu_clocks_event_active") if each.labels.get("reason") in HEAT]
+    active = [each for each in samples if each.value == 1]
+    if not active:
+        return
+    gpu = active[0].labels.get("gpu", "")
+    busy = [each for each in view.samples("gpu_busy_ratio", gpu=gpu) if each.value >= WORKING]
+    taken = {(each.path, each.time) for each in view.samples("gpu_busy_ratio", gpu=gpu)}
+    times = {(each.path, each.time) for each in active if each.labels.get("gpu", "") == gpu}
+    if not busy or len(times) < max(1.0, len(taken) / 2):
+        return
+    hottest = max(view.samples("gpu_temperature_celsius", gpu=gpu), key=lambda each: each.value, default=None)
+    warm = [sampled(hottest, f"up to {hottest.value:.0f} °C", "celsius")] if hottest is not None else []
+    yield Cause(
+        "throttling",
+        Explanation(
+            f"GPU {gpu} lowers its clocks because it is hot, while it works.",
+            0.85,
+            (sampled(active[0], f"the driver's reason: {active[0].labels.get('reason')}"), *warm),
+            (
+                advise("look at fans, air flow and dust; another card or rack neighbour may blow into it"),
+                advise("a lower power limit keeps the clocks steady until then", "nvidia-smi -pl"),
+            ),
+        ),
+        active[0].time,
+    )

@@ -1,0 +1,310 @@
+"""Launch commands and starts that failed for a plain reason: flags, port, model, type, driver."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.causes.view import Cause, advise, group, line, number, ruled_out
+from gpuwatch.diagnosis.explanation import Explanation
+from gpuwatch.diagnosis.finding import Evidence
+from gpuwatch.engines.flag_names import misnamed_flag
+from gpuwatch.engines.flag_versions import risky_flags, unknown_flag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuwatch.diagnosis.causes.view import Run, View
+    from gpuwatch.engines.flag_versions import FlagProblem
+    from gpuwatch.model import Fact, LogEvent
+
+_OPTION = re.compile(r"^--[a-z][\w-]*$", re.IGNORECASE)
+
+
+def flags(view: View) -> Iterator[Cause]:
+    """Judge launch flags: refused by the engine in its log, or not known to this version by the tables."""
+    refused = view.events("unknown_flag")
+    yield from (_refused(view, event) for event in refused[:1])
+    for event in view.events("flag_value_invalid")[:1]:
+        yield _bad_value(event)
+    seen = {name for event in refused for name in event.field("args").split()}
+    problems = [(problem, fact) for problem, fact in _problems(view) if f"--{problem.flag}" not in seen]
+    unknown = [(problem, fact) for problem, fact in problems if problem.kind == "unknown"]
+    risky = [(problem, fact) for problem, fact in problems if problem.kind == "risky"]
+    if unknown and not refused:
+        yield _listed("flag_unknown", unknown, "This engine does not have the flag, and will not start with it")
+    if risky:
+        yield _listed("flag_risky", risky, "A flag is set with a known trap")
+
+
+def _listed(id_: str, problems: list[tuple[FlagProblem, Fact]], what: str) -> Cause:
+    evidence = [
+        Evidence(problem.text, fact.source, fact.line, fact.key, problem.value or str(fact.value), "")
+        for problem, fact in problems
+    ]
+    advice = [
+        advise(
+            problem.text,
+            f"--{problem.flag}",
+            problem.value or None,
+            problem.instead or problem.proposed or "(leave it out)",
+        )
+        for problem, _ in problems
+    ]
+    names = ", ".join(f"--{problem.flag}" for problem, _ in problems)
+    return Cause(
+        id_,
+        Explanation(
+            f"{what}: {names}. {problems[0][0].text[0].upper()}{problems[0][0].text[1:]}.",
+            0.85,
+            tuple(evidence),
+            tuple(advice),
+        ),
+    )
+
+
+def _problems(view: View) -> Iterator[tuple[FlagProblem, Fact]]:
+    """Return what is wrong with the flags of every run and command, each flag once."""
+    said: set[str] = set()
+    for run in view.runs:
+        engine = run.text("engine") or _engine_of(view)
+        if engine not in ("vllm", "sglang"):
+            continue
+        version = run.text("version") or _version_of(view)
+        given: dict[str, Fact] = {fact.key: fact for fact in (*run.facts, *run.loose.values())}
+        command = given.get("command")
+        names = _options(str(command.value)) if command is not None else []
+        for name in names:
+            problem = misnamed_flag(engine, version, name) or unknown_flag(engine, version, name)
+            if problem is not None and command is not None and name not in said:
+                said.add(name)
+                yield problem, command
+        # A list of arguments that the engine printed itself holds what it took; only what it was told can be wrong.
+        values = {key[5:]: fact for key, fact in given.items() if key.startswith("flag.")}
+        told = {name: fact.value for name, fact in values.items()}
+        for problem in risky_flags(engine, version, told):
+            if problem.flag not in said and _was_chosen(run, problem.flag, values[problem.flag]):
+                said.add(problem.flag)
+                yield problem, values[problem.flag]
+
+
+def _was_chosen(run: Run, flag: str, fact: Fact) -> bool:
+    """Whether a flag was set by somebody: SGLang prints all its arguments, defaults among them."""
+    if run.text("engine") != "sglang" or fact.source == "--flags":
+        return True
+    return f"--{flag}" in run.text("command")
+
+
+def _engine_of(view: View) -> str:
+    return next((given.engine for given in view.incident.inputs if given.engine), "")
+
+
+def _version_of(view: View) -> str:
+    return next((given.engine_version for given in view.incident.inputs if given.engine_version), "")
+
+
+def _options(command: str) -> list[str]:
+    """Return the long options in a command, without dashes and values; ``key=value`` pairs in JSON are none."""
+    try:
+        words = shlex.split(command.replace("\\\n", " "))
+    except ValueError:
+        words = command.split()
+    after = 0
+    for at, word in enumerate(words):
+        if word == "serve" or word.endswith(("launch_server", "api_server")):
+            after = at
+    names = [word.partition("=")[0] for word in words[after:]]
+    return [name[2:] for name in names if _OPTION.match(name)]
+
+
+def _refused(view: View, event: LogEvent) -> Cause:
+    run = view.run_of(event)
+    args = event.field("args").split()
+    names = [arg.partition("=")[0] for arg in args if arg.startswith("-")]
+    engine = "sglang" if "sglang" in event.field("prog") or "launch_server" in event.field("prog") else "vllm"
+    version = run.text("version") or _version_of(view)
+    advice = []
+    for name in names[:3]:
+        known = misnamed_flag(engine, version, name.lstrip("-")) or unknown_flag(engine, version, name.lstrip("-"))
+        instead = known.instead if known is not None else ""
+        advice.append(
+            advise(
+                known.text if known is not None else "leave it out, or look it up in --help of this version",
+                name,
+                None,
+                instead or "(leave it out)",
+            )
+        )
+    return Cause(
+        "flag_unknown",
+        Explanation(
+            f"The engine did not start: it does not know {', '.join(names) or event.field('args') or 'an argument'}.",
+            0.97,
+            (line(event),),
+            tuple(advice) or (advise("compare the command with --help of this version; a stray word counts, too"),),
+        ),
+        event.time,
+    )
+
+
+def _bad_value(event: LogEvent) -> Cause:
+    flag = event.field("flag").split("/")[-1].strip()
+    missing = event.field("missing")
+    why = event.field("why")
+    choices = re.search(r"choose from ([^)]*)", why)
+    cause = f"The engine did not start: {flag} has a value that it does not take ({why})."
+    if missing:
+        cause = f"The engine did not start: it was not told {missing}."
+    return Cause(
+        "flag_unknown",
+        Explanation(
+            cause,
+            0.95,
+            (line(event),),
+            (advise(f"one of {choices[1]}" if choices else "see --help of this version", flag or missing, None, None),),
+        ),
+        event.time,
+    )
+
+
+def port(view: View) -> Iterator[Cause]:
+    """Judge a port that is taken."""
+    for event in view.events("port_in_use")[:1]:
+        run = view.run_of(event)
+        taken = number(event, "port") or run.number("flag.port")
+        shown = f"Port {taken:.0f}" if taken else "The port"
+        ready = run.fact("ready")
+        after = ready is not None and (ready.line or 0) > event.line
+        yield Cause(
+            "port_in_use",
+            Explanation(
+                f"{shown} is taken: another server listens there."
+                + (" What answered afterwards is that other server, not this one." if after else ""),
+                0.96,
+                (line(event),),
+                (
+                    advise(
+                        "use a free port", "--port", int(taken) if taken else None, int(taken) + 1 if taken else None
+                    ),
+                    advise(
+                        f"or end who holds it: ss -ltnp 'sport = :{taken:.0f}'"
+                        if taken
+                        else "or end who holds it: ss -ltnp"
+                    ),
+                ),
+            ),
+            event.time,
+        )
+
+
+def model(view: View) -> Iterator[Cause]:
+    """Judge a model that cannot be found, may not be read, or whose hub cannot be reached."""
+    missing = view.events("model_not_found")
+    denied = view.events("model_access_denied")
+    down = view.events("hub_unreachable")
+    events = denied or missing or down
+    if not events:
+        return
+    event = events[0]
+    run = view.run_of(event)
+    name = group(event, "model", "model2", "model3").strip("'\"") or run.text("model") or run.text("flag.model")
+    path = name.startswith(("/", "./", "~"))
+    if denied:
+        cause = f"The hub refuses {name or 'the model'}: it is gated, and the token has no access."
+        advice = [advise("ask for access on the model's page and give the token to the server", "HF_TOKEN")]
+    elif down and not missing:
+        cause = f"{name or 'The model'} is not in the cache and the hub cannot be reached."
+        advice = [
+            advise(
+                "give the machine access, set HF_ENDPOINT to a mirror, or put the files into a folder and name it",
+                "--model",
+                name or None,
+            )
+        ]
+    else:
+        cause = f"{name or 'The model'} is neither a folder with a model nor a name on the hub."
+        advice = [
+            advise(
+                "is the folder there, as this user and inside the container? A path that is missing is taken for a name"
+                if path or not name
+                else "check the spelling of organisation/name, and whether the model is private",
+                "--model",
+                name or None,
+            ),
+        ]
+    file = event.field("file")
+    if file:
+        cause = f"{name} has no {file}: the folder is not a model, or the download is incomplete."
+    evidence = [line(each) for each in (*events[:1], *down[:1] * bool(missing))]
+    yield Cause("model_not_found", Explanation(cause, 0.93, tuple(evidence), tuple(advice)), event.time)
+
+
+def types(view: View) -> Iterator[Cause]:
+    """Judge a type that the GPU cannot compute in."""
+    for event in view.events("dtype_unsupported")[:1]:
+        run = view.run_of(event)
+        name = group(event, "dtype", "dtype2", "method")
+        has, needs = group(event, "has", "cap"), group(event, "needs", "min")
+        short = f": it has compute capability {has}, {needs} is needed" if has and needs else ""
+        bf16 = name.lower().startswith("bf")
+        proposed = "half" if bf16 else None
+        if event.field("model"):
+            proposed, name = "bfloat16", "float16"
+        ok = event.field("ok")
+        yield Cause(
+            "dtype_unsupported",
+            Explanation(
+                f"The GPU or the quantisation does not take {name}{short}.",
+                0.95,
+                (line(event),),
+                (
+                    advise(
+                        "use a type that it has" + (f": {ok}" if ok else ""),
+                        "--dtype",
+                        run.text("flag.dtype") or run.text("dtype") or None,
+                        proposed,
+                    ),
+                    advise(
+                        "or a checkpoint in another quantisation", "--quantization", run.text("quantization") or None
+                    ),
+                ),
+            ),
+            event.time,
+        )
+
+
+def driver(view: View) -> Iterator[Cause]:
+    """Judge a driver that is too old, a GPU that the build has no code for, and a machine without a GPU."""
+    for event in view.events("driver_too_old", "gpu_unsupported", "no_gpu")[:1]:
+        found = group(event, "v")
+        if event.event == "driver_too_old":
+            cuda = f" (it knows CUDA {int(found) // 1000}.{int(found) % 1000 // 10})" if found.isdigit() else ""
+            cause = f"The NVIDIA driver is older than the CUDA version that this build of torch needs{cuda}."
+            advice = [
+                advise("update the driver on the host; in a container the host's driver counts"),
+                advise("or install a build for an older CUDA"),
+            ]
+        elif event.event == "gpu_unsupported":
+            cause = (
+                "This build has no code for the GPU's compute capability: the card is newer or older than it was "
+                "built for."
+            )
+            advice = [advise("use a build for this card's CUDA architecture")]
+        else:
+            cause = "The engine found no GPU: no driver, no device in the container, or CUDA_VISIBLE_DEVICES hides it."
+            advice = [
+                advise(
+                    "nvidia-smi in the same container tells which; give the container the GPUs", "--gpus", None, "all"
+                )
+            ]
+        yield Cause(
+            "driver_too_old",
+            Explanation(
+                cause,
+                0.93,
+                (line(event), ruled_out("the model and its memory: nothing had been loaded", event)),
+                tuple(advice),
+            ),
+            event.time,
+        )

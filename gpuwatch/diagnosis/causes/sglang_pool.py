@@ -1,0 +1,207 @@
+"""SGLang's KV pool: retractions, allocations by page, and a pool that is full by design."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.causes import moves
+from gpuwatch.diagnosis.causes.course import FULL, PRESSED, Course, Point, courses, ends
+from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, line, number, ruled_out
+from gpuwatch.diagnosis.explanation import Explanation, count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuwatch.diagnosis.causes.view import View
+    from gpuwatch.diagnosis.finding import Evidence
+    from gpuwatch.model import LogEvent
+
+BRIM = 0.985
+"""SGLang prints the usage with two decimals; at 0.99 it is full."""
+
+
+COLLAPSED = 0.33
+"""Generation at this share of what it was, with no fewer requests running, is a collapse."""
+
+
+ENOUGH = 2
+"""One victim is how the scheduler finds its limit."""
+CONSERVATIVE = 1.3
+"""Raised value of SGLang's --schedule-conservativeness; its documentation suggests it where requests are retracted."""
+
+
+def retractions(view: View) -> Iterator[Cause]:
+    """Judge SGLang's retractions: its own lines, or a full pool after which generation collapsed."""
+    said = view.events("retraction", "retraction_abort")
+    victims = sum(number(event, "n") or 1 for event in said)
+    decoding = [course for course in courses(view) if course.sglang]
+    if victims >= ENOUGH:
+        event = said[0]
+        yield _retracting(
+            view,
+            event,
+            [line(each) for each in said[:2]] + _brim(decoding),
+            0.92,
+            f"{count(victims)} requests were taken out of the batch and prefilled again",
+        )
+        return
+    for course in decoding:
+        found = _collapse(course)
+        if found is not None:
+            before, after = found
+            evidence = [line(before.event), line(after.event)]
+            if after.window_pool is not None and after.window_pool < PRESSED:
+                evidence.append(
+                    ruled_out(
+                        f"the sliding-window pool: it is used to {after.window_pool:.0%} only",
+                        after.event,
+                        after.window_pool,
+                    )
+                )
+            evidence.append(ruled_out("heat or power: the fall begins when the pool is full", after.event))
+            yield _retracting(
+                view,
+                before.event,
+                evidence,
+                0.75,
+                f"generation fell from {count(before.generated or 0)} to {count(after.generated or 0)} tokens/s once "
+                "it was full",
+            )
+            return
+    for event in view.events("sglang_oom"):
+        yield _page_allocation(view, event)
+        return
+
+
+def _collapse(course: Course) -> tuple[Point, Point] | None:
+    """Return the last fast point with a full pool and the first slow one after it, with no fewer requests running."""
+    for at, before in enumerate(course.points):
+        if (before.pool or 0) < BRIM or not before.generated:
+            continue
+        for after in course.points[at + 1 :]:
+            slow = after.generated is not None and after.generated < COLLAPSED * before.generated
+            if slow and after.running >= before.running and (after.pool or 0) >= PRESSED:
+                return before, after
+    return None
+
+
+def _brim(decoding: list[Course]) -> list[Evidence]:
+    full = [point for course in decoding for point in course.points if (point.pool or 0) >= FULL]
+    return [line(full[0].event)] if full else []
+
+
+def _retracting(view: View, event: LogEvent, evidence: list[Evidence], confidence: float, what: str) -> Cause:
+    run = view.run_of(event)
+    evidence += from_fact(run, "kv.tokens", "the KV pool holds {} tokens", "tokens")
+    seats = run.number("max_num_seqs")
+    decoding = [
+        point.running
+        for course in courses(view)
+        if course.sglang
+        for point in course.points
+        if (point.pool or 0) >= FULL
+    ]
+    holds = min(decoding) if decoding else None
+    cap = run.fact("flag.max-total-tokens")
+    advice = (
+        [advise("the pool is capped by a flag: remove the cap", "--max-total-tokens", cap.value, "(none)")]
+        if cap is not None
+        else []
+    )
+    if holds and (seats is None or holds < seats):
+        advice += moves.fewer_seats(
+            run, max(1, int(holds)), f"admit only what fits: about {count(holds)} requests at a time"
+        )
+    else:
+        advice.append(advise("admit fewer requests at a time", "--max-running-requests", seats and int(seats)))
+    advice += [
+        advise(
+            "or admit more carefully",
+            "--schedule-conservativeness",
+            run.number("flag.schedule-conservativeness"),
+            CONSERVATIVE,
+        ),
+        advise(
+            "or enlarge the pool where memory is left beside it", "--mem-fraction-static", run.number("memory_fraction")
+        ),
+    ]
+    return Cause(
+        "sglang_retraction_storm",
+        Explanation(f"SGLang's KV pool is full: {what}.", confidence, tuple(evidence), tuple(advice)),
+        event.time,
+    )
+
+
+def _page_allocation(view: View, event: LogEvent) -> Cause:
+    run = view.run_of(event)
+    phase = event.field("phase").lower() or "a batch"
+    page = run.number("kv.block_size")
+    return Cause(
+        "sglang_kv_alloc_failure",
+        Explanation(
+            f"The KV pool could not serve {phase}: pages of it are missing although single tokens may look free. A "
+            "request takes whole pages, and another pool (sliding window, Mamba, request slots) may be the one that "
+            "is full.",
+            0.85,
+            (
+                line(event),
+                *from_fact(run, "kv.tokens", "the KV pool holds {} tokens", "tokens"),
+                *from_fact(run, "kv.block_size", "a page has {} tokens", "tokens"),
+            ),
+            (
+                advise("admit fewer requests at a time", "--max-running-requests", run.number("max_num_seqs")),
+                advise("smaller pages waste less", "--page-size", int(page), max(1, int(page) // 4))
+                if page and page > 1
+                else advise("enlarge the pool", "--mem-fraction-static", run.number("memory_fraction")),
+            ),
+        ),
+        event.time,
+    )
+
+
+def _retained(course: Course) -> Cause | None:
+    full = [point for point in course.points if (point.pool or 0) >= FULL]
+    if len(full) < max(1, len(course.points) / 2):
+        return None
+    if any((point.waiting or 0) > 0 for point in full):
+        return Cause(
+            "kv_pool_saturated",
+            Explanation(
+                f"SGLang's KV pool is used to {full[-1].pool or 0:.0%} and requests wait; none was retracted. This is "
+                "load, not a leak.",
+                0.7,
+                tuple(ends(full)),
+                tuple(moves.more_pool(course.run)),
+            ),
+            full[0].event.time,
+            severity="info",
+        )
+    return Cause(
+        "false_leak",
+        Explanation(
+            f"A pool that is used to {full[-1].pool or 0:.0%} is how SGLang works: the cache of finished requests "
+            "stays in the radix tree and is given up when room is needed. No request waits or was retracted.",
+            0.75,
+            tuple(ends(full)),
+            (
+                advise(
+                    "confirm: POST /flush_cache, or start once with --disable-radix-cache, and see what running "
+                    "requests need"
+                ),
+            ),
+        ),
+        full[0].event.time,
+    )
+
+
+def saturation(view: View) -> Iterator[Cause]:
+    """Tell of a pool of SGLang that is full: with a queue it is load, without one the cache of finished requests."""
+    if sum(number(event, "n") or 1 for event in view.events("retraction")) >= ENOUGH:
+        return
+    for course in courses(view):
+        if not course.points or not course.sglang or _collapse(course):
+            continue
+        found = _retained(course)
+        if found is not None:
+            yield found
+            return

@@ -1,0 +1,324 @@
+"""Starts that the engine itself refused, with its own figures: free memory, the KV pool, the longest request."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.causes import moves
+from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, line, number, ruled_out
+from gpuwatch.diagnosis.explanation import GIB, Explanation, size, told
+from gpuwatch.diagnosis.finding import Evidence, NotEnough
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuwatch.diagnosis.causes.view import Run, View
+    from gpuwatch.diagnosis.finding import Advice
+    from gpuwatch.model import LogEvent
+
+CONTEXT_GROWTH = 0.35
+"""GiB. A shortage up to this much is what one process's context and libraries take from version to version."""
+SAME = 0.03
+"""Two readings of one machine's memory within this share of each other are the same figure."""
+SEVERAL = re.compile(r"(?:gpu-memory-utilization|mem-fraction-static)[= ]+(\d*\.?\d+)")
+
+
+def shared(view: View) -> Iterator[Cause]:
+    """Judge a start that found less free memory than it was told to use, or memory that moved while it measured."""
+    for event in view.events("free_memory_below_budget")[:1]:
+        yield _below_budget(view, event)
+    for event in view.events("memory_profile_drift")[:1]:
+        yield _drift(event)
+
+
+def _below_budget(view: View, event: LogEvent) -> Cause:
+    free, total = number(event, "free") or 0.0, number(event, "total") or 0.0
+    wanted, fraction = number(event, "req") or 0.0, number(event, "util")
+    short, held = wanted - free, total - free
+    fits = max(moves.LOWEST_FRACTION, math.floor((free / total - 0.01) * 100) / 100) if total else None
+    run = view.run_of(event)
+    orphans = _orphans(view, event)
+    unified = _system_memory(view, free)
+    evidence = [line(event), *orphans, *unified]
+    advice = [advise(f"use no more than is free: {free:g} of {total:g} GiB", moves.fraction_flag(run), fraction, fits)]
+    confidence = 0.95
+    if orphans:
+        cause = (
+            f"Processes of an earlier start still hold the card: {held:.2f} of {total:g} GiB were taken when this one "
+            f"started, and {short:.2f} GiB are missing. They outlived their server, which was killed."
+        )
+        advice = [
+            advise(
+                "end the left-over engine processes by their pid, then start again; stop a server with SIGTERM and "
+                "kill its whole process group, or they stay"
+            )
+        ]
+        evidence.append(ruled_out("a memory fraction that is too high: the same one worked in the run before", event))
+    elif unified:
+        cause = (
+            f"GPU and host share one memory, and {free:g} GiB of it were available: {short:.2f} GiB less than the "
+            "engine was told to use."
+        )
+        advice.insert(0, advise("stop other programs on this machine: their memory is the GPU's as well"))
+    elif short <= CONTEXT_GROWTH:
+        cause = (
+            f"Only {short * 1024:.0f} MiB are missing: {free:g} of {total:g} GiB were free, {wanted:g} GiB wanted. "
+            "The contexts and libraries on the device take that much; no other tenant is needed to explain it."
+        )
+        confidence = 0.85
+    else:
+        cause = (
+            f"{held:.2f} of {total:g} GiB were in use when the engine started, so that {fraction or 0:g} of the card "
+            f"({wanted:g} GiB) is not free: {short:.2f} GiB are missing."
+        )
+        advice.append(
+            advise("or free the card: nvidia-smi lists what holds it (a display, a second engine, left-overs)")
+        )
+    evidence.append(ruled_out("the model's size: nothing had been loaded yet", event))
+    return Cause("startup_gpu_shared", Explanation(cause, confidence, tuple(evidence), tuple(advice)), event.time)
+
+
+def _orphans(view: View, event: LogEvent) -> list[Evidence]:
+    """Return engine processes that are still there although they belong to an earlier run than the one that failed."""
+    killed = [
+        other for other in view.events("process_killed") if other.source == event.source and other.line < event.line
+    ]
+    rows = [row for row in view.events("process_row") if row.field("name").startswith(("VLLM::", "sglang::"))]
+    held = [
+        sample
+        for sample in view.samples("gpu_process_memory_bytes")
+        if sample.labels.get("process", "").startswith(("VLLM::", "sglang::"))
+    ]
+    if not killed and len(view.runs) < 2 and not rows:
+        return []
+    if not rows and not held:
+        return [line(killed[-1])] if killed else []
+    found = [line(each) for each in (*killed[-1:], *rows[:3])]
+    return found + [
+        Evidence(
+            f"{sample.labels['process']} holds {size(sample.value)}",
+            sample.path,
+            None,
+            sample.name,
+            sample.value,
+            "bytes",
+        )
+        for sample in held[:2]
+    ]
+
+
+def _system_memory(view: View, free: float) -> list[Evidence]:
+    """Return what shows that the device's memory is the host's: the free figure is the host's available memory."""
+    found = [line(event) for event in view.events("nvml_unified")[:1]]
+    for event in view.events("host_memory"):
+        available = _gib(event, "available")
+        if available and abs(available - free) <= SAME * free:
+            text = f"the {free:g} GiB that were free are the host's available memory ({available:.1f} GiB)"
+            found.append(Evidence(text, event.source, event.line, event.event, available, "GiB"))
+            plain = _gib(event, "free")
+            if plain and abs(plain - free) > SAME * free:
+                found.append(
+                    ruled_out(
+                        f"page cache counted as used: MemFree is {plain:.1f} GiB, which the engine did not use",
+                        event,
+                        plain,
+                        "GiB",
+                    )
+                )
+    return found
+
+
+def _gib(event: LogEvent, name: str) -> float | None:
+    held = amount(event.field(name))
+    return None if held is None else held / GIB
+
+
+def _drift(event: LogEvent) -> Cause:
+    before, after = number(event, "a") or 0.0, number(event, "b") or 0.0
+    moved = after - before
+    verb = "gave back" if moved > 0 else "took"
+    return Cause(
+        "startup_gpu_shared",
+        Explanation(
+            f"Another process {verb} {abs(moved):.2f} GiB on this device while the engine measured its own use "
+            f"({before:g} GiB free before, {after:g} GiB after): the measurement is void, and the engine refuses it.",
+            0.95,
+            (line(event), ruled_out("memory that ran out: more was free afterwards than before", event))
+            if moved > 0
+            else (line(event),),
+            (
+                advise("start it again when earlier processes on the GPU have ended and memory is settled"),
+                advise("start engines that share a card one after the other, each when the one before is healthy"),
+            ),
+        ),
+        event.time,
+    )
+
+
+def no_blocks(view: View) -> Iterator[Cause | NotEnough]:
+    """Judge a start that found no memory for the KV pool."""
+    for event in view.events("no_kv_blocks")[:1]:
+        run = view.run_of(event)
+        several = _several_engines(view, run)
+        parts = _budget_parts(run)
+        graph = run.number("graph.estimated_bytes")
+        current = run.number("memory_fraction")
+        evidence = [line(event), *parts]
+        if graph:
+            evidence += from_fact(
+                run, "graph.estimated_bytes", f"{size(graph)} were set aside for CUDA graphs", "bytes"
+            )
+        missing = _missing(run)
+        advice: list[Advice] = moves.higher_fraction(run, missing, None, "give the engine more of the card")
+        if not missing:
+            proposed = "0.9" if current is None or current < 0.9 else None
+            advice = [
+                advise("give the engine more of the card, if it is free", moves.fraction_flag(run), current, proposed)
+            ]
+        advice += moves.smaller_chunk(run)
+        advice.append(advise("or spread the weights over more GPUs", "--tensor-parallel-size", run.tp, run.tp * 2))
+        share = f"{current:g} of the card" if current is not None else "the engine's share of the card"
+        took = f" They take {size(missing)} more than it." if missing else ""
+        if several:
+            yield _together(event, several)
+            continue
+        yield Cause(
+            "no_kv_blocks",
+            Explanation(
+                f"Nothing is left for the KV cache: weights, activations and graphs fill {share}.{took}",
+                0.9 if parts else 0.7,
+                tuple(evidence),
+                tuple(advice),
+            ),
+            event.time,
+        )
+        if not parts:
+            yield NotEnough(
+                "startup_gpu_shared",
+                "nvidia-smi from before the start, or the log's memory profile: another process on the card looks "
+                "the same as a share that is too small",
+            )
+    for event in view.events("sglang_no_memory")[:1]:
+        yield _sglang_full(view, event)
+
+
+def _together(event: LogEvent, several: list[Evidence]) -> Cause:
+    return Cause(
+        "startup_gpu_shared",
+        Explanation(
+            "Several engines share this card. One that starts while another one loads is charged with the other's "
+            "memory: its pool comes out too small or negative although both shares together fit.",
+            0.7,
+            (
+                line(event),
+                *several,
+                ruled_out("a share that is too small by itself: the shares add up to less than the card", event),
+            ),
+            (
+                advise("start them one after the other: wait until /health of the first answers"),
+                advise("or give each pool a fixed size, which needs no measurement", "--kv-cache-memory-bytes"),
+            ),
+        ),
+        event.time,
+    )
+
+
+def _several_engines(view: View, run: Run) -> list[Evidence]:
+    """Return what shows that several engines are meant for one card: several shares that together fit on it."""
+    found = []
+    shares: list[float] = []
+    command = run.fact("command")
+    if command is not None:
+        shares = [float(value) for value in SEVERAL.findall(str(command.value))]
+        found = [
+            Evidence(
+                f"memory shares of {', '.join(map(str, shares))} are given", command.source, command.line, "command"
+            )
+        ]
+    else:
+        facts = {other.text("memory_fraction"): other.fact("memory_fraction") for other in view.runs}
+        known = [fact for fact in facts.values() if fact is not None and not isinstance(fact.value, str)]
+        servers = {other.text("server.url") or other.text("flag.port") for other in view.runs} - {""}
+        if len(servers) > 1:
+            shares = [float(fact.value) for fact in known]
+            found = [told(fact, f"a share of {fact.value}") for fact in known]
+    distinct = len(shares) > 1 and 0 < sum(shares) <= 1
+    return found if distinct else []
+
+
+def _budget_parts(run: Run) -> list[Evidence]:
+    found = []
+    for key, what in (
+        ("budget.bytes", "the engine may use"),
+        ("weights.bytes", "weights take"),
+        ("activation.bytes", "the activation peak takes"),
+        ("nontorch.bytes", "memory outside torch takes"),
+    ):
+        value = run.number(key)
+        if value is not None:
+            found += from_fact(run, key, f"{what} {size(value)}", "bytes")
+    return found
+
+
+def _missing(run: Run) -> float:
+    """Return by how much weights, activations and graphs exceed the budget, or 0 where that is not known."""
+    budget = run.number("budget.bytes")
+    parts = [
+        run.number(key) for key in ("weights.bytes", "activation.bytes", "nontorch.bytes", "graph.estimated_bytes")
+    ]
+    known = [part for part in parts if part is not None]
+    if budget is None or run.number("weights.bytes") is None:
+        return 0.0
+    return max(0.0, sum(known) - budget + GIB)
+
+
+def _sglang_full(view: View, event: LogEvent) -> Cause:
+    run = view.run_of(event)
+    fraction, need = number(event, "f"), number(event, "need")
+    current = fraction if fraction is not None else run.number("memory_fraction")
+    proposed = math.ceil((need + 0.02) * 100) / 100 if need is not None else None
+    if proposed is not None and proposed > moves.HIGHEST_FRACTION:
+        proposed = None
+    evidence = [line(event)]
+    evidence += from_fact(run, "avail.after_weights_bytes", "free after the weights: {}", "bytes")
+    what = f" at {current:g}" if current is not None else ""
+    return Cause(
+        "no_kv_blocks",
+        Explanation(
+            f"The weights leave nothing for the KV pool{what}: the fraction covers weights and pool together"
+            + (f", and the weights alone need {need:g}." if need is not None else "."),
+            0.92,
+            tuple(evidence),
+            (
+                advise(
+                    "raise the fraction, so that a pool fits beside the weights",
+                    "--mem-fraction-static",
+                    current,
+                    proposed,
+                ),
+                advise("or spread the weights over more GPUs", "--tp-size", run.tp, run.tp * 2),
+            ),
+        ),
+        event.time,
+    )
+
+
+def unbalanced(view: View) -> Iterator[Cause]:
+    """Judge SGLang's refusal of GPUs with unequal free memory."""
+    for event in view.events("memory_unbalanced")[:1]:
+        yield Cause(
+            "tp_imbalance",
+            Explanation(
+                "The GPUs of this group have unequal free memory before anything is loaded: another process holds "
+                "one of them, or the cards differ in size.",
+                0.9,
+                (line(event), ruled_out("the model's size: nothing had been loaded yet", event)),
+                (
+                    advise("free the GPU that another process uses (nvidia-smi lists it)"),
+                    advise("with different cards: size for the smallest one", "--mem-fraction-static"),
+                ),
+            ),
+            event.time,
+        )

@@ -1,0 +1,234 @@
+"""All families of causes together: one finding per id, root causes first, symptoms under their causes.
+
+Each family looks at the whole incident and says what it found, on what evidence, and what it ruled out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpuwatch.alerts.inhibitions import INHIBITIONS, Inhibition
+from gpuwatch.diagnosis.causes import (
+    collectives,
+    gpu_memory,
+    hardware,
+    host,
+    kills,
+    launch,
+    limits,
+    model,
+    pages,
+    platform,
+    pool,
+    ranks,
+    sglang_pool,
+    sizing,
+    traffic,
+)
+from gpuwatch.diagnosis.causes.ids import KINDS
+from gpuwatch.diagnosis.causes.view import Cause, View
+from gpuwatch.diagnosis.finding import SEVERITY_ORDER, Finding, NotEnough
+from gpuwatch.diagnosis.ranking import rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from gpuwatch.diagnosis.causes.incident import Incident
+
+    Family = Callable[[View], Iterator[Cause | NotEnough]]
+
+FAMILIES: tuple[Family, ...] = (
+    hardware.xids,
+    hardware.lost,
+    hardware.cuda_faults,
+    gpu_memory.out_of_memory,
+    gpu_memory.warmed_up,
+    sizing.shared,
+    sizing.no_blocks,
+    limits.too_long,
+    limits.undersized,
+    sizing.unbalanced,
+    limits.graph_budget,
+    limits.image_tokens,
+    collectives.shared_memory,
+    collectives.hang,
+    collectives.stuck,
+    collectives.interconnect,
+    collectives.unexplained,
+    kills.host_kills,
+    kills.died,
+    host.host_budget,
+    host.growth,
+    launch.flags,
+    launch.port,
+    launch.model,
+    launch.types,
+    launch.driver,
+    model.rope,
+    model.quantised_cache,
+    model.truncated,
+    model.kv_heads,
+    pool.storms,
+    sglang_pool.retractions,
+    pool.saturation,
+    sglang_pool.saturation,
+    pool.never_fits,
+    traffic.head_of_line,
+    traffic.cpu,
+    traffic.replicas,
+    traffic.queues,
+    pages.disabled,
+    pages.per_process,
+    pages.renamed,
+    pages.zero_hit,
+    pages.fewer_hits,
+    hardware.power_cap,
+    hardware.heat,
+    ranks.imbalance,
+    ranks.slow_rank,
+    hardware.narrow_link,
+    platform.wsl,
+    platform.unified,
+    platform.unavailable,
+    platform.hidden,
+)
+"""Every family, in the order in which equal findings are told."""
+
+LIVE: tuple[Family, ...] = (
+    gpu_memory.out_of_memory,
+    gpu_memory.warmed_up,
+    sizing.shared,
+    sizing.no_blocks,
+    sglang_pool.retractions,
+    kills.host_kills,
+    kills.died,
+    launch.flags,
+    launch.port,
+    launch.model,
+    launch.types,
+    launch.driver,
+)
+"""The families that a log can speak to while it grows."""
+
+# In the files of one incident the labels of alerts do not exist: what comes first explains what follows.
+_CHAINS = (
+    ("xid_hardware", "gpu_lost nccl_hang engine_stalled worker_died driver_unresponsive xid_software"),
+    ("gpu_lost", "nccl_hang engine_stalled worker_died"),
+    ("unified_memory", "startup_gpu_shared"),
+    ("ray_host_oom", "worker_died nccl_hang engine_stalled"),
+    ("k8s_oomkilled", "worker_died nccl_hang engine_stalled host_memory_oversubscribed"),
+    ("k8s_evicted", "worker_died"),
+    ("host_memory_oversubscribed", "worker_died nccl_hang engine_stalled"),
+    ("host_memory_leak", "k8s_oomkilled worker_died"),
+    ("host_shm_exhaustion", "nccl_hang worker_died engine_stalled ray_host_oom"),
+    ("spec_decode_memory", "max_model_len_exceeds_kv cudagraph_memory no_kv_blocks prefill_activation_oom worker_died"),
+    ("lora_memory", "cudagraph_memory max_model_len_exceeds_kv no_kv_blocks worker_died"),
+    (
+        "startup_gpu_shared",
+        "no_kv_blocks max_model_len_exceeds_kv gpu_out_of_memory weights_oom worker_died cudagraph_memory",
+    ),
+    ("kv_pool_undersized", "max_model_len_exceeds_kv silent_truncation"),
+    ("allocator_fragmentation", "gpu_memory_growth worker_died prefill_activation_oom"),
+    ("gpu_memory_growth", "prefill_activation_oom gpu_out_of_memory"),
+    ("mm_profiling_memory", "worker_died"),
+    ("sampler_warmup_oom", "gpu_out_of_memory worker_died prefill_activation_oom"),
+    ("cudagraph_memory", "worker_died gpu_out_of_memory"),
+    ("prefill_activation_oom", "worker_died nccl_hang engine_stalled gpu_out_of_memory"),
+    ("no_kv_blocks", "worker_died max_model_len_exceeds_kv"),
+    ("max_model_len_exceeds_kv", "worker_died"),
+    ("weights_oom", "worker_died gpu_out_of_memory"),
+    ("gpu_out_of_memory", "worker_died nccl_hang engine_stalled"),
+    ("flag_unknown", "worker_died flag_risky"),
+    ("port_in_use", "worker_died"),
+    ("model_not_found", "worker_died"),
+    ("dtype_unsupported", "worker_died"),
+    ("driver_too_old", "worker_died"),
+    ("rope_context", "silent_truncation worker_died"),
+    ("nccl_hang", "engine_stalled worker_died"),
+    ("wsl", "worker_died"),
+    ("worker_died", "engine_stalled nccl_hang"),
+    ("kv_preemption_storm", "kv_pool_saturated queue_growth head_of_line"),
+    ("sglang_retraction_storm", "kv_pool_saturated queue_growth false_leak sglang_kv_alloc_failure"),
+    ("kv_pool_saturated", "queue_growth"),
+    ("head_of_line", "queue_growth"),
+    ("cpu_bound", "queue_growth"),
+    ("kv_head_replication", "kv_pool_saturated queue_growth head_of_line fp8_kv_accuracy"),
+    ("tp_imbalance", "kv_pool_undersized"),
+    ("throttling", "tp_straggler"),
+)
+CHAINS: tuple[Inhibition, ...] = tuple(Inhibition(cause, tuple(symptoms.split()), ()) for cause, symptoms in _CHAINS)
+"""Which finding explains which in one incident, nearest cause first; the table of the alerts comes after it."""
+
+
+WHILE_RUNNING = frozenset(
+    {"kv_preemption_storm", "sglang_retraction_storm", "sglang_kv_alloc_failure", "engine_stalled"}
+)
+"""Critical findings about an engine that goes on running."""
+
+
+def judge(
+    incident: Incident, families: Iterable[Family] = FAMILIES
+) -> tuple[tuple[Finding, ...], tuple[NotEnough, ...]]:
+    """Return the findings of an incident, root causes first, and what could not be told apart and what that needs.
+
+    A finding has evidence. One id is one finding: where two families found the same, the surer one is told, at the
+    higher severity of the two.
+    """
+    view = View(incident)
+    found: dict[str, Finding] = {}
+    lacking: dict[tuple[str, str], NotEnough] = {}
+    for family in families:
+        for said in family(view):
+            if isinstance(said, NotEnough):
+                lacking.setdefault((said.id, said.missing), said)
+            elif said.explanation.evidence:
+                finding = _finding(said)
+                found[finding.id] = _better(found[finding.id], finding) if finding.id in found else finding
+    ranked = _ranked(found)
+    _ended_without_a_cause(view, found, lacking)
+    firm = {finding.id for finding in ranked if finding.severity == "critical"}
+    return ranked, tuple(each for each in lacking.values() if each.id not in firm)
+
+
+def _ranked(found: dict[str, Finding]) -> tuple[Finding, ...]:
+    """Return the findings in order: what ended the engine, or kept it from starting, comes before how it ran."""
+    ordered = [finding if finding.id in WHILE_RUNNING else replace(finding, since=0) for finding in found.values()]
+    return tuple(replace(each, since=found[each.id].since) for each in rank(ordered, (*CHAINS, *_without_labels())))
+
+
+def _finding(cause: Cause) -> Finding:
+    kind = KINDS[cause.id]
+    explanation = cause.explanation
+    return Finding(
+        id=cause.id,
+        severity=cause.severity or kind.severity,
+        title=kind.title,
+        cause=explanation.cause,
+        confidence=round(explanation.confidence, 2),
+        evidence=explanation.evidence,
+        advice=explanation.advice,
+        since=cause.since,
+        labels=dict(cause.labels),
+    )
+
+
+def _better(one: Finding, other: Finding) -> Finding:
+    severity = SEVERITY_ORDER[one.severity] - SEVERITY_ORDER[other.severity]
+    if severity:
+        return one if severity > 0 else other
+    return one if one.confidence >= other.confidence else other
+
+
+def _without_labels() -> tuple[Inhibition, ...]:
+    return tuple(Inhibition(row.cause, row.symptoms, ()) for row in INHIBITIONS)
+
+
+def _ended_without_a_cause(view: View, found: dict[str, Finding], lacking: dict[tuple[str, str], NotEnough]) -> None:
+    """Say what is missing where an engine ended and nothing critical says why."""
+    ended = view.events("engine_dead", "engine_start_failed", "worker_stopped")
+    if ended and not any(finding.severity == "critical" or finding.id == "wsl" for finding in found.values()):
+        missing = (
+            "why the engine ended: the lines above this one, or dmesg, kubectl describe and nvidia-smi of that moment"
+        )
+        lacking.setdefault(("worker_died", missing), NotEnough("worker_died", missing))

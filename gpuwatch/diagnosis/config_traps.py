@@ -1,0 +1,312 @@
+"""Settings that cost capacity or accuracy: a small pool, long blocks, copied heads, stretched contexts, flags."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.capacity import pool_of, typical_length
+from gpuwatch.diagnosis.context import ENGINE_SCOPE, GPU_SCOPE, SERVER_SCOPE
+from gpuwatch.diagnosis.diagnosis import Diagnosis
+from gpuwatch.diagnosis.explanation import (
+    Explanation,
+    Unknown,
+    Verdict,
+    count,
+    excluded,
+    logged,
+    measured,
+    percent,
+    size,
+    told,
+)
+from gpuwatch.diagnosis.finding import Advice
+from gpuwatch.diagnosis.kv_advice import HIGHEST_FRACTION, blocks_override
+from gpuwatch.engines.flag_versions import risky_flags
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.context import Subject
+    from gpuwatch.diagnosis.finding import Evidence
+
+OVERRIDDEN = "GpuwatchKvPoolOverridden"
+"""The rule that fires on a pool below what profiling found room for."""
+KEPT_FREE = 0.05
+"""Share of a card that the advice leaves free beside a larger pool."""
+
+
+def pool_undersized(subject: Subject) -> Verdict:
+    """Explain a pool in use that is far smaller than the memory allows."""
+    usage = [
+        value
+        for _, value in subject.context.samples(
+            f"max_over_time({subject.select('engine_kv_cache_usage_ratio', SERVER_SCOPE)}[5m])"
+        )
+    ]
+    used = f"KV usage reached {percent(max(usage))} in the last 5 minutes" if usage else ""
+    evidence = [measured(used, "engine_kv_cache_usage_ratio", max(usage), "ratio")] if usage else []
+    if subject.alert == OVERRIDDEN:
+        return _overridden(subject, evidence)
+    free, total = _smallest(subject, "free"), _smallest(subject, "total")
+    pool = subject.config("kv_cache_bytes", "kv.bytes")
+    if free is None or not total or pool is None:
+        return Unknown("free memory of the engine's GPUs and the bytes of its KV pool")
+    evidence += [
+        measured(f"{size(free)} or more are free on every GPU of the engine", "gpu_memory_free_bytes", free, "bytes"),
+        measured(f"the KV pool takes {size(pool)} per GPU", "engine_config_kv_cache_bytes", pool, "bytes"),
+    ]
+    fraction = subject.config("memory_fraction_ratio", "memory_fraction")
+    if fraction is not None:
+        text = f"the engine was told to use {fraction:g} of the memory"
+        evidence.append(measured(text, "engine_config_memory_fraction_ratio", fraction, "ratio"))
+    override = blocks_override(subject)
+    spare = free - KEPT_FREE * total
+    larger = f"{1 + spare / pool:.1f} times as large"
+    cause = f"The KV pool of {size(pool)} is in use while {size(free)} are free: it could be {larger}."
+    return Explanation(cause, 0.8, tuple(evidence), _larger_pool(subject, fraction, spare / total, override))
+
+
+def _overridden(subject: Subject, evidence: list[Evidence]) -> Verdict:
+    blocks, profiled = (
+        subject.now("engine_kv_cache_blocks"),
+        subject.config("kv_cache_profiled_blocks", "kv.blocks_profiled"),
+    )
+    if blocks is None or profiled is None:
+        return Unknown("the blocks of the pool and those that memory profiling found room for")
+    evidence = [
+        measured(f"the KV pool has {count(blocks)} blocks", "engine_kv_cache_blocks", blocks),
+        measured(
+            f"memory profiling found room for {count(profiled)}", "engine_config_kv_cache_profiled_blocks", profiled
+        ),
+        *evidence,
+    ]
+    override = blocks_override(subject) or blocks
+    return Explanation(
+        f"--num-gpu-blocks-override limits the KV pool to {count(override)} blocks although there is room for "
+        f"{count(profiled)} ({profiled / override:.1f} times as many), and the pool is in use.",
+        0.95,
+        tuple(evidence),
+        (Advice("remove this flag: it is meant for tests", "--num-gpu-blocks-override", f"{override:.0f}", "(none)"),),
+    )
+
+
+def _larger_pool(subject: Subject, fraction: float | None, spare: float, override: float | None) -> tuple[Advice, ...]:
+    """Return what enlarges the pool by the share `spare` of the card's memory."""
+    if override and not subject.sglang:
+        text = "remove this flag: the engine then takes what the memory allows"
+        return (Advice(text, "--num-gpu-blocks-override", f"{override:.0f}", "(none)"),)
+    cap = subject.fact("flag.max-total-tokens")
+    if subject.sglang and cap is not None:
+        return (Advice("remove the cap on the pool", "--max-total-tokens", str(cap.value), "(none)"),)
+    if subject.sglang:
+        text = (
+            "raise the share of memory for weights and pool; a pool of a few thousand tokens was measured while "
+            "loading still held the memory: restart it then"
+        )
+        return (Advice(text, "--mem-fraction-static", f"{fraction:g}" if fraction is not None else None),)
+    if fraction is None:
+        return (Advice("raise the share of memory that the engine may use", "--gpu-memory-utilization"),)
+    proposed = min(HIGHEST_FRACTION, math.floor((fraction + spare) * 100) / 100)
+    text = "let the engine use what is free, unless another program is to come onto these GPUs"
+    return (Advice(text, "--gpu-memory-utilization", f"{fraction:g}", f"{proposed:g}"),)
+
+
+def _smallest(subject: Subject, what: str) -> float | None:
+    """Return the lowest reading of ``gpu_memory_<what>_bytes`` over the engine's GPUs in the last 5 minutes."""
+    found = []
+    for labels, _ in subject.context.samples(subject.select("gpu_engine", SERVER_SCOPE)):
+        value = subject.context.about(dict(labels)).over("min_over_time", f"gpu_memory_{what}_bytes", "5m", GPU_SCOPE)
+        if value is None:
+            return None
+        found.append(value)
+    return min(found, default=None)
+
+
+def block_waste(subject: Subject) -> Verdict:
+    """Explain blocks that are about as long as a whole request, so that much of each is empty."""
+    block, length, pool = subject.now("engine_kv_block_size_tokens"), typical_length(subject), pool_of(subject)
+    if block is None or length is None or length.basis not in ("finished", "held"):
+        return Unknown("the block size and the lengths of finished requests")
+    blocks = max(1, math.ceil(length.tokens / block))
+    empty = block / 2 if blocks > 1 else block - length.tokens
+    share = empty / (length.tokens + empty)
+    evidence = [
+        measured(f"one block holds {count(block)} tokens", "engine_kv_block_size_tokens", block, "tokens"),
+        measured(length.text, "engine_generation_length_tokens", length.tokens, "tokens"),
+    ]
+    usage = subject.over("max_over_time", "engine_kv_cache_usage_ratio", "10m")
+    if usage is not None:
+        text = f"KV usage reached {percent(usage)} in the last 10 minutes"
+        evidence.append(measured(text, "engine_kv_cache_usage_ratio", usage, "ratio"))
+    held = (
+        f"; {count(pool.tokens)} tokens hold {count(pool.holds(length.tokens))} such requests"
+        if pool is not None
+        else ""
+    )
+    cause = (
+        f"A request of {count(length.tokens)} tokens holds whole blocks of {count(block)}: on average {count(empty)} "
+        f"tokens of it ({percent(share)}) are held and empty{held}."
+    )
+    flag = "--page-size" if subject.sglang else "--block-size"
+    smaller = max(16, 2 ** math.floor(math.log2(max(16.0, length.tokens / 8))))
+    text = (
+        "smaller blocks, where the attention backend allows them; hybrid models raise the size themselves, to the size "
+        "of one Mamba state"
+    )
+    return Explanation(cause, 0.75, tuple(evidence), (Advice(text, flag, f"{block:.0f}", str(smaller)),))
+
+
+def head_replication(subject: Subject) -> Verdict:
+    """Explain tensor-parallel ranks that hold copies of the KV cache."""
+    ranks = subject.config("tensor_parallel_size", "tp")
+    heads = subject.config("kv_heads", "model.kv_heads")
+    if ranks is None or heads is None or heads < 1:
+        return Unknown("the number of KV heads (config.json of the model) and of tensor-parallel ranks")
+    copies = math.ceil(ranks / heads)
+    evidence = [
+        measured(f"{count(ranks)} tensor-parallel ranks", "engine_config_tensor_parallel_size", ranks),
+        measured(
+            f"the model has {count(heads)} KV head{'s' if heads > 1 else ' (or one latent for all: MLA)'}",
+            "engine_config_kv_heads",
+            heads,
+        ),
+    ]
+    fact = subject.fact("model.kv_heads")
+    if fact is not None:
+        evidence.append(told(fact, f"KV heads as the model's configuration has them: {fact.value}"))
+    concurrency = subject.config("max_concurrency", "max_concurrency")
+    if concurrency is not None:
+        text = f"{concurrency:g} requests of full length fit"
+        evidence.append(measured(text, "engine_config_max_concurrency", concurrency))
+    cause = (
+        f"{count(heads)} KV head{'s' if heads > 1 else ''} cannot be split over {count(ranks)} ranks: each token is "
+        f"kept {copies} times, and ranks beyond {count(heads)} add no room for KV cache."
+    )
+    if subject.sglang:
+        advice = [
+            Advice(
+                "attention data parallelism: each rank keeps its own requests", "--enable-dp-attention", None, "true"
+            ),
+            Advice("with as many attention replicas as copies", "--dp-size", None, str(copies)),
+        ]
+    else:
+        advice = [
+            Advice("split the tokens instead of copying them", "--decode-context-parallel-size", "1", str(copies)),
+            Advice(
+                f"or {copies} data-parallel replicas of {count(heads)} ranks each (MoE: with --enable-expert-parallel)",
+                "--data-parallel-size",
+                None,
+                str(copies),
+            ),
+        ]
+    return Explanation(cause, 0.95, tuple(evidence), tuple(advice))
+
+
+def rope_context(subject: Subject) -> Verdict:
+    """Explain a context beyond what the model's positions are made for."""
+    limit = subject.config("max_model_len_tokens", "max_model_len")
+    native = subject.config("native_context_tokens", "model.context")
+    if limit is None or native is None:
+        return Unknown("the longest accepted request and the context of the model's configuration")
+    evidence = [
+        measured(f"requests of up to {count(limit)} tokens are accepted", "engine_config_max_model_len_tokens", limit),
+        measured(
+            f"the model is made for {count(native)}, scaling included", "engine_config_native_context_tokens", native
+        ),
+    ]
+    fact = subject.fact("model.context")
+    if fact is not None:
+        evidence.append(told(fact, f"context of the model's configuration: {fact.value}"))
+    evidence += [logged(line) for line in subject.events("rope_beyond_native", "rope_key_unknown", seconds=900)[-2:]]
+    factor = math.ceil(limit / native)
+    flag = "--context-length" if subject.sglang else "--max-model-len"
+    scaling = "--json-model-override-args" if subject.sglang else "--hf-overrides"
+    cause = (
+        f"Positions beyond {count(native)} were never trained and are not scaled: answers that need them turn to "
+        f"nonsense, without an error. The limit of {count(limit)} was forced by an environment variable."
+    )
+    advice = (
+        Advice("accept no more than the model is made for", flag, f"{limit:.0f}", f"{native:.0f}"),
+        Advice(
+            "or scale the positions, if the model's authors say how (YaRN)",
+            scaling,
+            None,
+            f'{{"rope_scaling": {{"rope_type": "yarn", "factor": {factor}.0, '
+            f'"original_max_position_embeddings": {native:.0f}}}}}',
+        ),
+    )
+    return Explanation(cause, 0.85, tuple(evidence), advice)
+
+
+def kv_accuracy(subject: Subject) -> Verdict:
+    """Explain a quantised KV cache without scaling factors."""
+    fact = subject.fact("kv.unscaled")
+    dtype = next(
+        (
+            dict(labels).get("cache_dtype", "")
+            for labels, _ in subject.context.samples(subject.select("engine_cache_config_info", SERVER_SCOPE))
+        ),
+        "",
+    )
+    told_dtype = subject.fact("kv.dtype") or subject.fact("flag.kv-cache-dtype")
+    kind = dtype or (str(told_dtype.value) if told_dtype is not None else "a quantised type")
+    lines = subject.events("kv_scale_one", seconds=900)
+    evidence = [measured(f"the KV cache is stored as {kind}", "engine_config_kv_cache_unscaled", 1.0)]
+    evidence += [logged(line) for line in lines[-1:]]
+    if fact is not None and not lines:
+        evidence.append(told(fact, "the engine's log says that it runs with scaling factors of 1.0"))
+    cause = (
+        f"The KV cache is stored as {kind} with scaling factors of 1.0: keys and values outside its range are cut off. "
+        "Small models, the Qwen family and work that needs exact recall suffer most; some models hardly do."
+    )
+    advice = (
+        Advice("use a checkpoint with KV scales"),
+        Advice("or keep the KV cache in the model's own type, at twice the memory", "--kv-cache-dtype", kind, "auto"),
+        Advice("measure it: the same questions with both types (gpuwatch probe digits)"),
+    )
+    return Explanation(cause, 0.7, tuple(evidence), advice)
+
+
+def flag_risky(subject: Subject) -> Verdict:
+    """Explain a launch flag with a known trap."""
+    name = subject.labels.get("flag", "")
+    engine = "sglang" if subject.sglang else "vllm"
+    found = next((p for p in risky_flags(engine, _version(subject), _flags(subject)) if p.flag == name), None)
+    if found is None:
+        return Unknown(f"the value of --{name} and the engine's version")
+    fact = subject.context.facts.get(subject.server, f"flag.{name}")
+    evidence = [told(fact, f"--{name} {found.value}")] if fact is not None else []
+    evidence.append(excluded("another version: the trap is known in this one", "engine_config_flag_problem", 1.0))
+    text = f"set it to {found.proposed}" if found.proposed else "remove it"
+    advice = (Advice(text, f"--{name}", found.value, found.proposed or "(none)"),)
+    return Explanation(f"--{name} {found.value}: {found.text}.", 0.8, tuple(evidence), advice)
+
+
+def _version(subject: Subject) -> str:
+    for labels, _ in subject.context.samples(subject.select("engine_info", SERVER_SCOPE)):
+        if dict(labels).get("version"):
+            return dict(labels)["version"]
+    fact = subject.fact("version")
+    return str(fact.value) if fact is not None else ""
+
+
+def _flags(subject: Subject) -> dict[str, str | float | int | bool]:
+    return subject.context.facts.flags(subject.server)
+
+
+DIAGNOSES = (
+    Diagnosis(
+        "kv_pool_undersized",
+        "warning",
+        "The KV pool is in use and far smaller than the memory allows",
+        pool_undersized,
+        SERVER_SCOPE,
+    ),
+    Diagnosis("kv_block_waste", "warning", "KV blocks are mostly empty", block_waste, ENGINE_SCOPE),
+    Diagnosis("kv_head_replication", "warning", "The KV cache is copied on every rank", head_replication, SERVER_SCOPE),
+    Diagnosis(
+        "rope_context", "warning", "The context is longer than the model was made for", rope_context, SERVER_SCOPE
+    ),
+    Diagnosis("fp8_kv_accuracy", "warning", "The quantised KV cache has no scaling factors", kv_accuracy, SERVER_SCOPE),
+    Diagnosis("flag_risky", "warning", "A launch flag has a known trap", flag_risky, (*SERVER_SCOPE, "flag")),
+)
+"""The findings of this family."""

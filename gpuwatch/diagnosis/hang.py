@@ -1,0 +1,117 @@
+"""Ranks that wait for each other in a collective operation that never ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.causes.collectives import unreachable
+from gpuwatch.diagnosis.context import SERVER_SCOPE
+from gpuwatch.diagnosis.diagnosis import Diagnosis
+from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured, percent
+from gpuwatch.diagnosis.finding import Advice
+from gpuwatch.diagnosis.group import Rank, ranks_of
+from gpuwatch.diagnosis.xids import TABLE, meaning_of, seen_xids
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.context import Subject
+    from gpuwatch.diagnosis.finding import Evidence
+    from gpuwatch.model import LogEvent
+
+WAITS = 0.95
+"""A GPU that is busy for more than this waits in a kernel, or computes."""
+ABSENT = 0.2
+"""A GPU that is busy for less than this has not come to the collective."""
+EARLY = 10
+"""Collectives up to this number belong to the start of the group; a hang there is one of the links, not of the work."""
+
+START_ADVICE = (
+    Advice("start with peer-to-peer copies off", "NCCL_P2P_DISABLE", None, "1"),
+    Advice("if that helps, disable IOMMU and ACS for the GPUs, or leave peer-to-peer off"),
+    Advice("run NCCL's own test (all_reduce_perf) on these GPUs before the engine"),
+)  # fmt: skip
+RUN_ADVICE = (
+    Advice("try without the custom all-reduce: random stalls have ended with it", "--disable-custom-all-reduce"),
+    Advice("save the stacks of all ranks before the restart (py-spy dump --pid PID): one of them is elsewhere"),
+)  # fmt: skip
+
+
+def nccl_hang(subject: Subject) -> Verdict:
+    """Explain ranks that wait for each other."""
+    ranks = ranks_of(subject)
+    timeouts = subject.events("nccl_timeout", seconds=900)
+    apart = subject.events("rendezvous_timeout", seconds=900)
+    if apart and not timeouts:
+        return unreachable(apart).explanation
+    numbers = [int(event.field("seq")) for event in timeouts if event.field("seq").isdigit()]
+    evidence: list[Evidence] = [logged(event) for event in timeouts[-2:]]
+    frozen = _longest(subject)
+    if frozen is not None and not timeouts:
+        text = f"no value on the page has changed for {frozen:.0f} s although requests are open"
+        evidence.append(measured(text, "engine_page_frozen_seconds", frozen, "seconds"))
+    evidence += [_reading(rank) for rank in ranks if rank.busy is not None]
+    if not evidence:
+        return Unknown("the time-out line in the engine's log, or how busy its GPUs are")
+    broken = _broken_gpu(subject, ranks)
+    if broken:
+        gpu, code = broken
+        text = f"GPU {gpu} reported Xid {code} ({meaning_of(code)}) in the last 10 minutes"
+        evidence.insert(0, measured(text, "gpu_xid_errors_total", 1.0))
+        cause = f"A collective waits for GPU {gpu}, which has a hardware fault (Xid {code})."
+        return Explanation(cause, 0.9, tuple(evidence), tuple(map(Advice, TABLE[int(code)].advice)))
+    missing = [rank for rank in ranks if rank.busy is not None and rank.busy < ABSENT]
+    waiting = [rank for rank in ranks if rank.busy is not None and rank.busy > WAITS]
+    evidence += [logged(event) for event in subject.events("shm_broadcast_stall", "rpc_timeout", seconds=900)[-1:]]
+    where = _where(missing, waiting)
+    if numbers and min(numbers) <= EARLY:
+        which = f"The collective number {min(numbers)} of the group never ended{where}"
+        cause = f"{which}: peer-to-peer between the GPUs does not work."
+        return Explanation(cause, 0.85, tuple(evidence), START_ADVICE)
+    if numbers:
+        which = f"The collective number {count(max(numbers))}{_operation(timeouts)} did not end{where}"
+        cause = f"{which}: the group worked before, so this is a stall while running, not the network at start."
+        return Explanation(cause, 0.8, tuple(evidence), RUN_ADVICE)
+    cause = f"The ranks wait for each other in a collective{where}: GPUs are busy at little power and nothing moves."
+    return Explanation(cause, 0.75 if missing else 0.65, tuple(evidence), RUN_ADVICE)
+
+
+def _longest(subject: Subject) -> float | None:
+    frozen = subject.context.samples(subject.select("engine_page_frozen_seconds", SERVER_SCOPE))
+    return max((value for _, value in frozen), default=None)
+
+
+def _reading(rank: Rank) -> Evidence:
+    power = f" at {rank.power:.0f} W" if rank.power is not None else ""
+    limit = f" of {rank.limit:.0f} W" if power and rank.limit else ""
+    return measured(
+        f"GPU {rank.gpu} is busy for {percent(rank.busy or 0.0)}{power}{limit}",
+        "gpu_busy_ratio",
+        rank.busy or 0.0,
+        "ratio",
+    )
+
+
+def _where(missing: list[Rank], waiting: list[Rank]) -> str:
+    """Say which ranks wait for which, where some are idle."""
+    if not missing or not waiting:
+        return ""
+    idle, busy = (", ".join(rank.gpu for rank in ranks) for ranks in (missing, waiting))
+    return f" (GPU {busy} waits, GPU {idle} has not come)"
+
+
+def _operation(timeouts: tuple[LogEvent, ...]) -> str:
+    names = {event.field("op") for event in timeouts} - {""}
+    return f" ({', '.join(sorted(names))})" if names else ""
+
+
+def _broken_gpu(subject: Subject, ranks: list[Rank]) -> tuple[str, str] | None:
+    """Return (GPU, code) of a rank whose card reported a hardware fault."""
+    for rank in ranks:
+        gpu = subject.context.about({**subject.labels, "uuid": rank.uuid})
+        for code, _ in seen_xids(gpu):
+            if code.isdigit() and int(code) in TABLE and TABLE[int(code)].kind == "hardware":
+                return rank.gpu, code
+    return None
+
+
+DIAGNOSES = (Diagnosis("nccl_hang", "critical", "The ranks of an engine wait for each other", nccl_hang, SERVER_SCOPE),)
+"""The findings of this family."""

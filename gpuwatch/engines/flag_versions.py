@@ -1,0 +1,204 @@
+"""Which launch flags each version of vLLM and SGLang has, and which of them are known traps.
+
+Sources: ``engine/arg_utils.py`` of vLLM 0.2.7 to 0.33, ``srt/server_args.py`` of SGLang 0.2.15 to 0.5.23, and reports of
+failures that these settings caused. A flag that is in neither table is not judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from gpuwatch.engines.version import Span, parse_span, parse_version, show_version
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpuwatch.engines.log_pattern import Value
+    from gpuwatch.engines.version import Version
+
+ProblemKind: TypeAlias = Literal["unknown", "risky"]
+
+# flag | versions that have it (never: of the other engine, or of none) | what does the same elsewhere
+_VLLM_SPANS = """
+calculate-kv-scales             | 0.7.0-0.27 | a checkpoint with KV scales
+chunked-prefill-size            | never | --max-num-batched-tokens
+cpu-offload-gb                  | 0.5.3- |
+decode-context-parallel-size    | 0.10.2- |
+disable-hybrid-kv-cache-manager | 0.9.1- |
+enable-chunked-prefill          | 0.4.1- |
+enable-mfu-metrics              | 0.14- |
+enable-prefix-caching           | 0.4.1- |
+enable-sleep-mode               | 0.7.0- |
+kv-cache-dtype                  | 0.3.3- |
+kv-cache-memory-bytes           | 0.10.2- | --gpu-memory-utilization
+kv-cache-metrics                | 0.12- |
+kv-offloading-size              | 0.11.1- | --kv-transfer-config
+kv-transfer-config              | 0.6.5- |
+long-prefill-token-threshold    | 0.7.3- | --max-num-batched-tokens
+max-num-partial-prefills        | 0.7.3-0.26 | --long-prefill-token-threshold
+max-num-queued-reqs             | 0.29- |
+num-gpu-blocks-override         | 0.4.1- |
+performance-mode                | 0.17- |
+preemption-mode                 | 0.5.1-0.10.2 |
+prefill-context-parallel-size   | 0.12- |
+rope-scaling                    | 0.4.3-0.11.0 | --hf-overrides
+rope-theta                      | 0.5.0-0.11.0 | --hf-overrides
+scheduler-reserve-full-isl      | 0.19- |
+show-hidden-metrics-for-version | 0.8.0- |
+swap-space                      | 0.2.7-0.17 | --kv-offloading-size
+async-scheduling                | 0.10.0- |
+"""
+
+_SGLANG_SPANS = """
+cuda-graph-max-bs                 | 0.2.15-0.5.18 | --cuda-graph-max-bs-decode
+cuda-graph-max-bs-decode          | 0.5.14- | --cuda-graph-max-bs
+dcp-size                          | 0.5.16- |
+enable-metrics-for-all-schedulers | 0.4.10- |
+page-size                         | 0.4.4- |
+"""
+
+# flag | versions | when | what happens | what to set instead (empty: remove it)
+# `when`: any, =VALUE, >NUMBER, <NUMBER, or with:FLAG (another flag is given as well)
+_VLLM_TRAPS = """
+swap-space | 0.11.0-0.17 | any | it has no effect: this engine computes preempted requests again and never swaps |
+swap-space | 0.2.7-0.10.2 | >16 | it is taken from the host's memory once per GPU, and pinned | 4
+cpu-offload-gb | 0.5.3- | >0 | it moves weights, not KV cache, to the host: every step reads them back over PCIe |
+gpu-memory-utilization | 0.2.7- | >0.95 | CUDA contexts, communication buffers and the next peak share the few percent that are left | 0.92
+gpu-memory-utilization | 0.10.2- | with:kv-cache-memory-bytes | it has no effect beside --kv-cache-memory-bytes, which fixes the pool |
+scheduler-reserve-full-isl | 0.19- | =false | prompts are admitted when their first chunk fits: near a full pool their prefill is thrown away and repeated | true
+"""
+
+_SGLANG_TRAPS = """
+mem-fraction-static | 0.2.15- | >0.9 | activations and CUDA graphs get less than a tenth of the memory that was free before loading | 0.88
+chunked-prefill-size | 0.2.15- | =-1 | a long prompt is computed in one step: decoding stands still meanwhile, and activations take memory for all of it | 8192
+enable-metrics-for-all-schedulers | 0.4.10- | =true | every tensor-parallel rank reports the same requests: a sum over the series counts them once per rank |
+decode-log-interval | 0.4.4- | >100 | the gauges are refreshed every that many decode steps: what is shown is old | 40
+kv-cache-dtype | 0.4.2- | =fp8 | it is no value of this flag: the type must say its format | fp8_e4m3
+"""
+
+_NEVER: tuple[Span, ...] = ()
+LAST_PATCH = 99
+"""No minor version has had so many patch releases."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlagProblem:
+    """What is wrong with one launch flag. `proposed` is the value to set; empty: remove the flag."""
+
+    flag: str
+    kind: ProblemKind
+    value: str
+    text: str
+    instead: str = ""
+    proposed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Availability:
+    spans: tuple[Span, ...]
+    instead: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Trap:
+    flag: str
+    span: Span
+    when: str
+    text: str
+    proposed: str
+
+
+def _span(text: str) -> Span:
+    """Read a range; a last version without a patch number stands for all its patches."""
+    span = parse_span(text)
+    if span.high is None or text.rpartition("-")[2].count(".") > 1:
+        return span
+    return Span(span.low, (span.high[0], span.high[1], LAST_PATCH))
+
+
+def _read_spans(rows: str) -> dict[str, _Availability]:
+    table = {}
+    for row in rows.strip().splitlines():
+        flag, versions, instead = (part.strip() for part in row.split("|", 2))
+        table[flag] = _Availability(_NEVER if versions == "never" else (_span(versions),), instead)
+    return table
+
+
+def _read_traps(rows: str) -> tuple[_Trap, ...]:
+    table = []
+    for row in rows.strip().splitlines():
+        flag, versions, when, text, proposed = (part.strip() for part in row.split("|", 4))
+        table.append(_Trap(flag, _span(versions), when, text, proposed))
+    return tuple(table)
+
+
+_SPANS = {"vllm": _read_spans(_VLLM_SPANS), "sglang": _read_spans(_SGLANG_SPANS)}
+_TRAPS = {"vllm": _read_traps(_VLLM_TRAPS), "sglang": _read_traps(_SGLANG_TRAPS)}
+
+
+def unknown_flag(engine: str, version: str, flag: str) -> FlagProblem | None:
+    """Return why `version` of `engine` does not have `flag` (without dashes), or None where it does or is not known."""
+    row = _SPANS.get(engine, {}).get(flag)
+    if row is None:
+        return None
+    if not row.spans:
+        return FlagProblem(flag, "unknown", "", f"no version of {_TITLES[engine]} has --{flag}", row.instead)
+    parsed = parse_version(version)
+    if parsed is None or any(parsed in span for span in row.spans):
+        return None
+    spans = ", ".join(map(_show_span, row.spans))
+    text = f"{_TITLES[engine]} {show_version(parsed)} does not have --{flag}; it exists in {spans}"
+    return FlagProblem(flag, "unknown", "", text, row.instead)
+
+
+def risky_flags(engine: str, version: str, flags: Mapping[str, Value]) -> tuple[FlagProblem, ...]:
+    """Return the known traps among launch flags, given by name without dashes; nothing where the version is unknown."""
+    parsed = parse_version(version)
+    if parsed is None:
+        return ()
+    return tuple(
+        FlagProblem(trap.flag, "risky", show(flags[trap.flag]), trap.text, "", trap.proposed)
+        for trap in _TRAPS.get(engine, ())
+        if trap.flag in flags and parsed in trap.span and _holds(trap.when, flags[trap.flag], flags)
+    )
+
+
+def flag_problems(engine: str, version: str, flags: Mapping[str, Value]) -> tuple[FlagProblem, ...]:
+    """Return everything that is wrong with launch flags: those that the version does not have first."""
+    unknown = [unknown_flag(engine, version, flag) for flag in flags]
+    return (*(problem for problem in unknown if problem is not None), *risky_flags(engine, version, flags))
+
+
+def available(engine: str, version: Version | None, flag: str) -> bool:
+    """Return whether `version` has `flag` for certain; False where either is not known."""
+    row = _SPANS.get(engine, {}).get(flag)
+    return row is not None and version is not None and any(version in span for span in row.spans)
+
+
+def show(value: Value) -> str:
+    """Return the value of a flag as a user types it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _show_span(span: Span) -> str:
+    if span.high is None or span.high[2] != LAST_PATCH:
+        return str(span)
+    return f"{show_version(span.low)} to {span.high[0]}.{span.high[1]}"
+
+
+def _holds(when: str, value: Value, flags: Mapping[str, Value]) -> bool:
+    if when == "any":
+        return True
+    if when.startswith("with:"):
+        return when[5:] in flags
+    if when[0] == "=":
+        return show(value) == when[1:]
+    if isinstance(value, (bool, str)):
+        return False
+    return value > float(when[1:]) if when[0] == ">" else value < float(when[1:])
+
+
+_TITLES = {"vllm": "vLLM", "sglang": "SGLang"}

@@ -1,0 +1,1 @@
+"""What other programs read of gpuwatch: `/metrics`, JSON, a collector for an existing registry, OTLP."""

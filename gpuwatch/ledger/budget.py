@@ -1,0 +1,190 @@
+"""What an engine takes on one GPU besides weights and KV pool, and what it leaves for the pool.
+
+Source of the budgets: vLLM's ``v1/worker/gpu_worker.py`` (``determine_available_memory``) and ``utils/mem_utils.py``;
+SGLang's ``model_executor/pool_configurator.py`` and ``arg_groups/memory_hook.py``. The estimates of what an engine
+only knows after it has profiled itself are fitted to figures that engines printed; `docs/ledger.md` has the table.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwatch.ledger.kv import KvSettings
+from gpuwatch.ledger.weights import Split, weight_bytes
+
+if TYPE_CHECKING:
+    from gpuwatch.ledger.model import Model
+
+GIB = 2**30
+MIB = 2**20
+
+SAMPLER_BYTES = 38.6
+"""Bytes that the sampler takes for each sequence and vocabulary entry at its peak: logits in two types, sorted values,
+their indices, probabilities. Fitted to vLLM 0.6.6; 0.6.4 and 0.10.2 print the same, the step from 64 to 256 sequences
+in 0.12.0 gives 34."""
+GRAPH_BYTES_PER_LAYER = 16 * MIB
+"""CUDA graphs of one layer in all captured sizes. Fitted to 8 to 25 MiB."""
+EARLY_CONTEXT_BYTES = 0.23 * GIB
+"""What versions before 0.9.1 charge for memory outside torch: the part of the CUDA context that is there by then."""
+CONTEXT_BYTES = 1.0 * GIB
+"""CUDA context, its modules and the allocator's slack. Seen: 0.4 to 0.6 GiB before profiling, 1 to 1.5 in the end."""
+COMMUNICATION_BYTES = 0.25 * GIB
+"""NCCL and custom all-reduce buffers: this much, and as much again for each doubling of the ranks."""
+SGLANG_TABLES_BYTES = 0.8 * GIB
+"""Request and token tables and workspaces of SGLang between weights and the end of its pool. Seen: 0.6 to 1.05 GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """How an engine is launched. `capacity` is the memory of one GPU in bytes; `fraction` is the reserve fraction.
+
+    `sequences` is the limit of the batch, `chunk` the token budget of a step. `version` is () when not known.
+    `prefix_caching` None: as the engine chooses. `asynchronous` scheduling has two steps under way.
+    """
+
+    engine: str
+    version: tuple[int, ...]
+    capacity: float
+    tp: int = 1
+    pp: int = 1
+    dcp: int = 1
+    dp_attention: int = 1
+    context: int = 4096
+    sequences: int = 256
+    chunk: int = 8192
+    fraction: float = 0.92
+    kv_dtype: str = "auto"
+    block_size: int = 16
+    eager: bool = False
+    prefix_caching: bool | None = None
+    hybrid_manager: bool = True
+    speculative_tokens: int = 0
+    kv_bytes: float | None = None
+    blocks_override: int | None = None
+    max_total_tokens: int | None = None
+    pooling: bool = False
+    unified: bool = False
+    asynchronous: bool = True
+    state_dtype: str = "auto"
+
+    @property
+    def split(self) -> Split:
+        """How weights are spread."""
+        return Split(tp=self.tp, pp=self.pp, attention_tp=self.attention_tp)
+
+    @property
+    def attention_tp(self) -> int:
+        """Ranks that share one attention: fewer than all under DP attention."""
+        return max(1, self.tp // self.dp_attention)
+
+    @property
+    def kv_settings(self) -> KvSettings:
+        """What decides about the pool's layout."""
+        return KvSettings(
+            block_size=self.block_size,
+            dtype=self.kv_dtype,
+            tp=self.attention_tp,
+            pp=self.pp,
+            dcp=self.dcp,
+            max_model_len=self.context,
+            batched_tokens=self.chunk,
+            in_flight=_in_flight(self),
+            prefix_caching=self.prefix_caching is not False,
+            state_dtype=self.state_dtype,
+            hybrid_manager=self.hybrid_manager,
+            speculative_tokens=self.speculative_tokens,
+            version=self.version,
+        )
+
+
+def _in_flight(deployment: Deployment) -> int:
+    """Return how many steps may be under way: one, or with asynchronous scheduling (vLLM 0.26 and later) two."""
+    if deployment.engine != "vllm" or deployment.version < (0, 26):
+        return 1
+    if not deployment.asynchronous:
+        return deployment.pp
+    return 2 if deployment.pp == 1 else deployment.pp + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Residents:
+    """Bytes on the fullest rank besides the KV pool."""
+
+    weights: float
+    activations: float
+    graphs: float
+    context: float
+    communication: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.weights + self.activations + self.graphs + self.context + self.communication
+
+
+def activation_bytes(model: Model, deployment: Deployment) -> float:
+    """Return the peak of a step: the larger of one layer's forward pass over a chunk and of sampling.
+
+    Forward: three feed-forward widths (gate, up, their product) and three model widths for each token, in 16 bits;
+    tensor parallelism divides the feed-forward part. It gives 107 KiB a token for Llama-3.1-8B, as printed. Sampling:
+    `SAMPLER_BYTES` for each sequence and vocabulary entry, on every rank. vLLM V0 with chunks profiles no sampling.
+    """
+    v0_chunks = bool(deployment.version) and deployment.version < (0, 8) and deployment.chunk < deployment.context
+    samples = not deployment.pooling and not (deployment.engine == "vllm" and v0_chunks)
+    return max(forward_bytes(model, deployment), sampler_bytes(model, deployment) if samples else 0.0)
+
+
+def forward_bytes(model: Model, deployment: Deployment) -> float:
+    """Return the peak of the forward pass over one chunk."""
+    width = 3 * model.intermediate / deployment.tp
+    if model.experts is not None:
+        chosen = max(1, model.experts.chosen)
+        width = max(width, chosen * (3 * model.experts.width / deployment.tp + 2 * model.hidden))
+    return 2.0 * deployment.chunk * (width + 3 * model.hidden)
+
+
+def sampler_bytes(model: Model, deployment: Deployment) -> float:
+    """Return the peak of sampling the largest batch."""
+    return SAMPLER_BYTES * min(deployment.sequences, deployment.chunk) * model.vocab
+
+
+def residents(model: Model, deployment: Deployment) -> Residents:
+    """Return what an engine takes on its fullest rank besides the KV pool."""
+    ranks = deployment.tp * deployment.pp
+    layers = model.layer_count / deployment.pp
+    return Residents(
+        weights=weight_bytes(model, deployment.split),
+        activations=activation_bytes(model, deployment),
+        graphs=0.0 if deployment.eager else layers * GRAPH_BYTES_PER_LAYER * _captured(deployment.sequences),
+        context=CONTEXT_BYTES,
+        communication=0.0 if ranks == 1 else COMMUNICATION_BYTES * (1 + math.log2(ranks)),
+    )
+
+
+def _captured(sequences: int) -> float:
+    """Return the share of the usual graphs that are captured: sizes reach up to the batch, 512 at most."""
+    return min(1.0, max(0.15, math.log2(max(2, sequences)) / 8))
+
+
+def pool_bytes(model: Model, deployment: Deployment, taken: Residents | None = None) -> float:
+    """Return the bytes that the engine has for its KV pool on one GPU; negative when there is nothing left.
+
+    vLLM: its fraction of all memory, less weights, activations and (0.20 and later) graphs; the CUDA context counts
+    where the engine was before 0.9.1, later it is outside. SGLang: what is free after loading, less the part of what
+    was free before that its fraction leaves.
+    """
+    if deployment.kv_bytes is not None:
+        return deployment.kv_bytes
+    taken = taken or residents(model, deployment)
+    if deployment.engine == "sglang":
+        before = deployment.capacity - taken.context
+        after = before - taken.weights - taken.communication
+        return after - before * (1 - deployment.fraction) - SGLANG_TABLES_BYTES
+    pool = deployment.capacity * deployment.fraction - taken.weights - taken.activations - taken.communication
+    if not deployment.version or deployment.version >= (0, 20):
+        pool -= taken.graphs
+    if deployment.version and deployment.version < (0, 9, 1):
+        pool -= EARLY_CONTEXT_BYTES
+    return pool

@@ -1,0 +1,139 @@
+"""A launch command as a deployment: the flags that memory depends on, and the command with its faults repaired."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwatch.engines.flag_versions import flag_problems
+from gpuwatch.engines.flags import FLAGS, flag_facts, parse_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpuwatch.engines.flag_versions import FlagProblem
+    from gpuwatch.engines.log_pattern import Value
+
+_NUMBERS = {
+    "tp": ("tensor-parallel-size", "tp-size"),
+    "pp": ("pipeline-parallel-size", "pp-size"),
+    "dp": ("data-parallel-size", "dp-size"),
+    "dcp": ("decode-context-parallel-size", "dcp-size"),
+    "context": ("max-model-len", "context-length"),
+    "max_num_seqs": ("max-num-seqs", "max-running-requests"),
+    "chunk": ("max-num-batched-tokens", "chunked-prefill-size"),
+    "block_size": ("block-size", "page-size"),
+    "blocks_override": ("num-gpu-blocks-override",),
+    "kv_bytes": ("kv-cache-memory-bytes",),
+    "max_total_tokens": ("max-total-tokens",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a launch command says: engine, model, and the settings that are given (None: left to the engine)."""
+
+    engine: str
+    arguments: tuple[str, ...]
+    model: str
+    numbers: Mapping[str, int]
+    fraction: float | None
+    kv_dtype: str
+    quantisation: str
+    eager: bool
+    dp_attention: bool
+    prefix_caching: bool | None
+    hybrid_manager: bool
+    flags: Mapping[str, Value]
+
+    def problems(self, version: str) -> tuple[FlagProblem, ...]:
+        """Return what is wrong with its flags for a version of the engine."""
+        return flag_problems(self.engine, version, self.flags)
+
+
+def read_command(engine: str, arguments: Sequence[str]) -> Command:
+    """Read the arguments behind ``vllm serve`` or ``sglang.launch_server``."""
+    texts = parse_flags(engine, arguments)
+    flags = {
+        name.removeprefix("flag."): value for name, value in flag_facts(engine, texts).items() if name[:5] == "flag."
+    }
+    numbers = {
+        key: value
+        for key, names in _NUMBERS.items()
+        for name in names
+        if isinstance(value := flags.get(name), int) and not isinstance(value, bool) and value > 0
+    }
+    fraction = flags.get("gpu-memory-utilization", flags.get("mem-fraction-static"))
+    caching = flags.get("enable-prefix-caching")
+    if flags.get("disable-radix-cache") is True:
+        caching = False
+    return Command(
+        engine=engine,
+        arguments=tuple(arguments),
+        model=_model(engine, arguments, flags),
+        numbers=numbers,
+        fraction=float(fraction) if isinstance(fraction, (int, float)) else None,
+        kv_dtype=str(flags.get("kv-cache-dtype", "auto")),
+        quantisation=str(flags.get("quantization", "")),
+        eager=bool(flags.get("enforce-eager") or flags.get("disable-cuda-graph")),
+        dp_attention=bool(flags.get("enable-dp-attention")),
+        prefix_caching=caching if isinstance(caching, bool) else None,
+        hybrid_manager=not flags.get("disable-hybrid-kv-cache-manager"),
+        flags=flags,
+    )
+
+
+def _model(engine: str, arguments: Sequence[str], flags: Mapping[str, Value]) -> str:
+    named = flags.get("model") or flags.get("model-path")
+    if isinstance(named, str):
+        return named
+    first = arguments[0] if arguments else ""
+    return first if engine == "vllm" and first and not first.startswith("-") else ""
+
+
+def repaired(command: Command, problems: Sequence[FlagProblem], more: Mapping[str, str] | None = None) -> str:
+    """Return the arguments with faulty flags replaced or left out, and `more` flags (without dashes) set."""
+    changes: dict[str, str | None] = {}
+    renamed: dict[str, str] = {}
+    for problem in problems:
+        if problem.kind == "unknown" and problem.instead.startswith("--"):
+            renamed[problem.flag] = problem.instead.removeprefix("--")
+        else:
+            changes[problem.flag] = problem.proposed or None
+    changes |= more or {}
+    words, at = [], 0
+    arguments = command.arguments
+    while at < len(arguments):
+        flag, length = _flag_at(command.engine, arguments, at)
+        part = list(arguments[at : at + length])
+        at += length
+        if flag in changes:
+            value = changes.pop(flag)
+            if value is not None:
+                words += [f"--{flag}", value]
+        elif flag in renamed and renamed[flag] not in changes:
+            words += (
+                [f"--{renamed[flag]}", *part[1:]]
+                if "=" not in part[0]
+                else [f"--{renamed[flag]}={part[0].partition('=')[2]}"]
+            )
+        else:
+            words += part
+    words += [word for flag, value in changes.items() if value is not None for word in (f"--{flag}", value)]
+    return shlex.join(words)
+
+
+def _flag_at(engine: str, arguments: Sequence[str], at: int) -> tuple[str, int]:
+    """Return (canonical flag, or empty, and how many words it takes) at a place of a command line."""
+    word = arguments[at]
+    if not word.startswith("-"):
+        return "", 1
+    name, equals, _ = word.partition("=")
+    spelling = name[2:].replace("_", "-") if name.startswith("--") else name
+    flag = FLAGS[engine].get(spelling)
+    following = arguments[at + 1] if at + 1 < len(arguments) else ""
+    takes = not equals and following and (not following.startswith("-") or following[1:2].isdigit())
+    if flag is not None and flag.kind == "bool":
+        takes = not equals and following.lower() in ("true", "false")
+    return (flag.name if flag is not None else ""), 2 if takes else 1

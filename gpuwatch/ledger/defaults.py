@@ -1,0 +1,90 @@
+"""What an engine chooses by itself where the launch command says nothing, by version and card.
+
+Sources: ``engine/arg_utils.py`` and ``config/cache.py`` of vLLM; ``srt/server_args.py`` and
+``arg_groups/memory_hook.py`` of SGLang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpuwatch.ledger.budget import GIB, MIB, Deployment
+
+if TYPE_CHECKING:
+    from gpuwatch.ledger.model import Model
+
+NEWEST = {"vllm": (0, 33, 0), "sglang": (0, 5, 23)}
+"""The newest version of each engine that is known: what a plan is for where none is named."""
+OLD_FRACTION, NEW_FRACTION = 0.9, 0.92
+NEW_FRACTION_SINCE = (0, 20)
+STATES_CACHED_SINCE = (0, 26)
+"""Prefix caching is on by default for models with linear layers, too."""
+V0_CHUNKS_ABOVE = 32768
+"""vLLM V0 cuts prompts into chunks only for models with a longer context."""
+BIG_GIB, HUGE_GIB = 70.0, 160.0
+
+
+def vllm_batch(version: tuple[int, ...], capacity: float, context: int, *, unified: bool) -> tuple[int, int]:
+    """Return (token budget of a step, sequences) of vLLM's API server on a card of `capacity` bytes."""
+    if version < (0, 8):  # V0: without chunks a step takes a whole prompt
+        return (max(context, 2048) if context <= V0_CHUNKS_ABOVE else 2048), 256
+    big = capacity >= BIG_GIB * GIB and not unified
+    if version[:3] == (0, 8, 0):
+        return (8192 if big else 2048), 1024
+    if version >= (0, 28) and capacity >= HUGE_GIB * GIB:
+        return 16384, 1024
+    return (8192, 1024) if big else (2048, 256)
+
+
+def sglang_chunk(capacity: float) -> int:
+    """Return SGLang's chunked prefill size on a card of `capacity` bytes."""
+    gib = capacity / GIB
+    for limit, chunk in ((35, 2048 if gib < 20 else 4096), (60, 4096), (160, 8192)):  # GiB, from the source
+        if gib < limit:
+            return chunk
+    return 16384
+
+
+def sglang_fraction(deployment: Deployment, *, mla: bool) -> float:
+    """Return SGLang's ``--mem-fraction-static``: by ranks to 0.4.7, later from what it sets aside, in MiB."""
+    if deployment.version and deployment.version < (0, 4, 8):
+        return {1: 0.88, 2: 0.87, 4: 0.85, 8: 0.81}.get(deployment.tp, 0.79)
+    memory = deployment.capacity / MIB
+    graphs = _graph_batch(deployment)
+    reserved = 512 + 1.5 * max(deployment.chunk, 2048) + deployment.tp * deployment.pp / 8 * 1024 + 2 * graphs
+    if mla:
+        reserved += 1536
+    if memory > 61440:  # MiB, from the source
+        reserved = max(reserved, 10240)
+    return max(0.1, round((memory - reserved) / memory, 3))
+
+
+def _graph_batch(deployment: Deployment) -> int:
+    """Return the largest batch that SGLang captures a decode graph for."""
+    gib, many = deployment.capacity / GIB, deployment.tp >= 4
+    for limit, few_ranks, many_ranks in _GRAPH_BATCHES:
+        if gib < limit:
+            return many_ranks if many else few_ranks
+    return 512
+
+
+_GRAPH_BATCHES = ((20, 8, 8), (35, 48, 80), (60, 32, 160), (160, 256, 512))
+"""(below so many GiB, batch with fewer than four ranks, with four and more)"""
+
+
+def with_defaults(
+    deployment: Deployment, model: Model, *, chunk: int | None, sequences: int | None, fraction: float | None
+) -> Deployment:
+    """Fill in what the command leaves to the engine; values that are given stay."""
+    mla = any(group.kind == "mla" for group in model.layers)
+    if deployment.engine == "sglang":
+        filled = replace(deployment, chunk=chunk or sglang_chunk(deployment.capacity), sequences=sequences or 256)
+        return replace(filled, fraction=fraction or sglang_fraction(filled, mla=mla))
+    linear = any(group.kind == "linear" for group in model.layers)
+    if deployment.prefix_caching is None:
+        deployment = replace(deployment, prefix_caching=not linear or deployment.version >= STATES_CACHED_SINCE)
+    tokens, batch = vllm_batch(deployment.version, deployment.capacity, deployment.context, unified=deployment.unified)
+    default = NEW_FRACTION if deployment.version >= NEW_FRACTION_SINCE else OLD_FRACTION
+    tokens = chunk or min(tokens, max(1, (sequences or batch) * deployment.context))
+    return replace(deployment, chunk=tokens, sequences=min(sequences or batch, tokens), fraction=fraction or default)

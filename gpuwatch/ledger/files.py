@@ -1,0 +1,78 @@
+"""A model by folder, ``config.json`` or known name, and the size of its weights where an index says it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuwatch.ledger.fields import ModelConfigError
+from gpuwatch.ledger.known import KNOWN, find
+from gpuwatch.ledger.reading import read_model
+
+if TYPE_CHECKING:
+    from gpuwatch.ledger.model import Model
+
+LARGEST_FILE = 64 * 2**20
+_INDEX = "model.safetensors.index.json"
+
+
+def load(name: str) -> tuple[Model, float | None]:
+    """Return a model, and the bytes of its weight files where they are known.
+
+    Raises:
+        ModelConfigError: there is no such model, or its config cannot be used; the message says what and where.
+    """
+    path = Path(name)
+    if path.is_dir():
+        config = path / "config.json"
+        if not config.exists():
+            raise ModelConfigError(f"{name} has no config.json")
+        model, (weights, notes) = read_model(_json(config), name), weight_files(path)
+        return replace(model, notes=(*model.notes, *notes)), weights
+    if path.is_file():
+        return read_model(_json(path), name), None
+    known = find(name)
+    if known is not None:
+        return read_model(known.config, known.name), None
+    raise ModelConfigError(
+        f"{name!r} is neither a folder nor a file nor one of the {len(KNOWN)} models known by name; give the folder or "
+        f"config.json of the model (known, for example: {', '.join([entry.name for entry in KNOWN.values()][:3])})"
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise ModelConfigError(f"{path} has {path.stat().st_size:,} bytes; a config has less than {LARGEST_FILE:,}")
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelConfigError(f"{path} is not JSON: {str(error)[:120]}") from None
+    if not isinstance(found, dict):
+        raise ModelConfigError(f"{path} holds a {type(found).__name__}; a config.json is an object")
+    return found
+
+
+def weight_files(folder: Path) -> tuple[float | None, tuple[str, ...]]:
+    """Return the bytes of all weight files in a folder, None where it has none, and notes on what is missing of them.
+
+    Raises:
+        ModelConfigError: the index cannot be read.
+    """
+    index = folder / _INDEX
+    if index.exists():
+        found = _json(index)
+        names = (
+            sorted(set((found.get("weight_map") or {}).values())) if isinstance(found.get("weight_map"), dict) else []
+        )
+        missing = [name for name in names if not (folder / str(name)).exists()]
+        total = (found.get("metadata") or {}).get("total_size") if isinstance(found.get("metadata"), dict) else None
+        gone = f"{len(missing)} of {len(names)} weight files of the index are not in the folder; its own size is used"
+        notes = (gone,) if missing else ()
+        return (float(total) if isinstance(total, (int, float)) and total > 0 else None), notes
+    files = sorted(folder.glob("*.safetensors"))
+    files = [file for file in files if not file.name.startswith("consolidated")] or files  # the same weights again
+    return (float(sum(file.stat().st_size for file in files)) if files else None), ()

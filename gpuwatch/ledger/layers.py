@@ -1,0 +1,226 @@
+"""From a model's config to the kinds of its layers: which keep everything, which a window, which a state.
+
+The fields are those of Hugging Face configurations (``transformers`` configuration classes); the state shapes those of
+vLLM's ``model_executor/layers/mamba/mamba_utils.py`` (``MambaStateShapeCalculator``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from gpuwatch.ledger.model import Layers, State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuwatch.ledger.fields import Fields
+
+FULL = "full"
+SLIDING = "sliding"
+CHUNKED = "chunked"
+LINEAR = "linear"
+NONE = "none"
+
+_TYPES = {
+    "full_attention": FULL,
+    "attention": FULL,
+    "global_attention": FULL,
+    "full": FULL,
+    "hybrid": FULL,
+    "sliding_attention": SLIDING,
+    "sliding_window": SLIDING,
+    "local_attention": SLIDING,
+    "sliding": SLIDING,
+    "chunked_attention": CHUNKED,
+    "linear_attention": LINEAR,
+    "mamba": LINEAR,
+    "mamba2": LINEAR,
+    "recurrent": LINEAR,
+    "conv": LINEAR,
+    "short_conv": LINEAR,
+    "moe": NONE,
+    "mlp": NONE,
+}
+_PATTERN = {"*": FULL, "M": LINEAR, "-": NONE, "E": NONE, "|": NONE}
+"""Characters of ``hybrid_override_pattern`` (Nemotron-H)."""
+
+
+def layer_kinds(fields: Fields, count: int) -> list[str]:
+    """Return the kind of each of `count` layers, in order; unknown names of kinds are noted and taken as full."""
+    types = fields.listed("layer_types")
+    if types:
+        return [_kind_of(name, fields) for name in types[:count]]
+    pattern = fields.text("hybrid_override_pattern")
+    if pattern:
+        return [_PATTERN.get(letter, FULL) for letter in pattern[:count]]
+    for known in (_by_index, _by_period, _by_window):
+        kinds = known(fields, count)
+        if kinds:
+            return kinds
+    return [FULL] * count
+
+
+def _kind_of(name: object, fields: Fields) -> str:
+    kind = _TYPES.get(str(name).lower())
+    if kind is None:
+        fields.note(f"layer type {str(name)[:40]!r} is not known and is counted as full attention")
+        return FULL
+    return kind
+
+
+def _by_index(fields: Fields, count: int) -> list[str]:
+    """Layers with attention listed by number (Bamba, LFM2, Falcon-H1, Kimi-Linear)."""
+    listed = fields.listed("attn_layer_indices") or fields.listed("full_attn_idxs")
+    if listed:
+        full = {int(str(index)) for index in listed}
+        return [FULL if index in full else LINEAR for index in range(count)]
+    linear = fields.part("linear_attn_config")
+    if linear is not None and linear.listed("full_attn_layers"):
+        full = {int(str(index)) - 1 for index in linear.listed("full_attn_layers")}  # counted from 1
+        return [FULL if index in full else LINEAR for index in range(count)]
+    kinds = fields.listed("attn_type_list")  # MiniMax: 1 is full attention, 0 linear
+    return [FULL if str(kind) == "1" else LINEAR for kind in kinds[:count]]
+
+
+def _by_period(fields: Fields, count: int) -> list[str]:
+    every = fields.number("full_attention_interval")  # Qwen3-Next and later
+    if every:
+        return [FULL if (index + 1) % every == 0 else LINEAR for index in range(count)]
+    every = fields.number("attn_layer_period")  # Jamba
+    if every:
+        offset = fields.number("attn_layer_offset") or 0
+        return [FULL if index % every == offset else LINEAR for index in range(count)]
+    chunk = fields.number("attention_chunk_size")  # Llama 4: every fourth layer sees everything
+    if chunk:
+        every = fields.number("no_rope_layer_interval") or 4
+        return [FULL if (index + 1) % every == 0 else CHUNKED for index in range(count)]
+    return []
+
+
+def _by_window(fields: Fields, count: int) -> list[str]:
+    window = fields.number("sliding_window")
+    if not window or fields.flag("use_sliding_window") is False:
+        return []
+    architecture = fields.architecture.lower()
+    every = fields.number("sliding_window_pattern") or fields.number("_sliding_window_pattern")
+    if every is None and "gemma2" in architecture:
+        every = 2
+    if every is None and "gemma3" in architecture:
+        every = 6
+    if every is None and "cohere2" in architecture:
+        every = 4
+    if every is None and "gptoss" in architecture:
+        every = 2
+    if every:
+        return [FULL if (index + 1) % every == 0 else SLIDING for index in range(count)]
+    first = fields.number("max_window_layers")
+    if first is not None and "qwen" in architecture:
+        return [FULL if index < first else SLIDING for index in range(count)]
+    return [SLIDING] * count
+
+
+def grouped(kinds: Sequence[str], fields: Fields) -> tuple[Layers, ...]:
+    """Return the layers by kind, those with full attention first. Layers without memory of the past are left out."""
+    counts = Counter(kinds)
+    found = []
+    if counts[FULL]:
+        found.append(_attention(fields, counts[FULL], sliding=False))
+    if counts[SLIDING]:
+        found.append(_attention(fields, counts[SLIDING], sliding=True))
+    if counts[CHUNKED]:
+        one = _attention(fields, counts[CHUNKED], sliding=False)
+        window = fields.number("attention_chunk_size") or 0
+        found.append(
+            Layers("chunked", one.count, one.kv_heads, one.head_dim, one.value_dim, window=window, latent=one.latent)
+        )
+    both = "falconh1" in fields.architecture.lower()  # attention and Mamba side by side in every layer
+    linear = counts[LINEAR] or (len(kinds) if both else 0)
+    if linear:
+        mixer, states = mixer_of(fields)
+        found.append(Layers("linear", linear, states=states, mixer=mixer))
+    return tuple(found)
+
+
+def _attention(fields: Fields, count: int, *, sliding: bool) -> Layers:
+    if fields.number("kv_lora_rank"):
+        latent = fields.need("kv_lora_rank") + fields.need("qk_rope_head_dim")
+        return Layers("mla", count, kv_heads=1, latent=latent)
+    wide = not sliding and fields.number("global_head_dim")  # Gemma 4: layers that see everything have wider heads
+    head = wide or fields.head_dim
+    heads = (not sliding and fields.number("num_global_key_value_heads")) or fields.kv_heads
+    value = (None if wide else fields.number("v_head_dim")) or head
+    window = fields.need("sliding_window") if sliding else 0
+    return Layers("sliding" if sliding else "full", count, heads, head, value, window=window)
+
+
+def mixer_of(fields: Fields) -> tuple[str, tuple[State, ...]]:
+    """Return the kind of the linear layers and the state tensors of one; none, with a note, where it is not known."""
+    for known in (_gated_delta, _kimi_delta, _mamba2, _mamba1, _short_conv, _lightning):
+        states = known(fields)
+        if states:
+            return known.__name__.removeprefix("_"), states
+    fields.lack("the sizes of the linear layers' state (such as mamba_d_state or linear_key_head_dim)")
+    return "", ()
+
+
+def _state_bytes(fields: Fields) -> float | None:
+    """Return the bytes of a recurrent state's elements where the model fixes the type; Nemotron-H wants 32 bits."""
+    declared = fields.text("mamba_ssm_dtype") or fields.text("mamba_ssm_cache_dtype")
+    if not declared and "nemotronh" in fields.architecture.lower():
+        declared = "float32"
+    return {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}.get(declared)
+
+
+def _gated_delta(fields: Fields) -> tuple[State, ...]:
+    key, value = fields.number("linear_key_head_dim"), fields.number("linear_value_head_dim")
+    if not key or not value:
+        return ()
+    keys, values = fields.need("linear_num_key_heads"), fields.need("linear_num_value_heads")
+    kernel = fields.number("linear_conv_kernel_dim") or 4
+    conv = (2 * key * keys + value * values) * (kernel - 1)
+    return State(conv), State(values * value * key, bytes_each=_state_bytes(fields))
+
+
+def _kimi_delta(fields: Fields) -> tuple[State, ...]:
+    part = fields.part("linear_attn_config")
+    if part is None or not part.number("head_dim"):
+        return ()
+    heads, head = part.need("num_heads"), part.need("head_dim")
+    kernel = part.number("short_conv_kernel_size") or 4
+    return State(3 * heads * head * (kernel - 1)), State(heads * head * head, bytes_each=4.0)
+
+
+def _mamba2(fields: Fields) -> tuple[State, ...]:
+    heads = fields.number("mamba_n_heads") or fields.number("mamba_num_heads")
+    size = fields.number("mamba_d_state") or fields.number("ssm_state_size")
+    if not heads or not size:
+        return ()
+    head = fields.number("mamba_d_head") or fields.number("mamba_head_dim")
+    inner = heads * head if head else (fields.number("mamba_expand") or 2) * fields.hidden
+    head = head or inner // heads
+    groups = fields.number("mamba_n_groups") or fields.number("n_groups") or 1
+    kernel = fields.number("mamba_d_conv") or fields.number("conv_kernel") or 4
+    conv = (inner + 2 * groups * size) * (kernel - 1)
+    return State(conv), State(heads * head * size, bytes_each=_state_bytes(fields))
+
+
+def _mamba1(fields: Fields) -> tuple[State, ...]:
+    size = fields.number("mamba_d_state") or fields.number("state_size")
+    if not size:
+        return ()
+    inner = fields.number("intermediate_size") if fields.number("state_size") else None
+    inner = inner or (fields.number("mamba_expand") or fields.number("expand") or 2) * fields.hidden
+    kernel = fields.number("mamba_d_conv") or fields.number("conv_kernel") or 4
+    return State(inner * (kernel - 1)), State(inner * size, bytes_each=_state_bytes(fields))
+
+
+def _short_conv(fields: Fields) -> tuple[State, ...]:
+    kernel = fields.number("conv_L_cache")  # LFM2
+    return (State(fields.hidden * (kernel - 1)),) if kernel else ()
+
+
+def _lightning(fields: Fields) -> tuple[State, ...]:
+    if not fields.listed("attn_type_list"):  # MiniMax
+        return ()
+    return (State(fields.q_heads * fields.head_dim * fields.head_dim, bytes_each=4.0),)

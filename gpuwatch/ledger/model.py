@@ -1,0 +1,136 @@
+"""A model as far as memory is concerned: its layers, what each keeps of the past, and its other parts.
+
+Sizes are elements unless a name says otherwise. Everything is for the whole model, before it is split over GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+LayerKind: TypeAlias = Literal["full", "sliding", "chunked", "mla", "linear"]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One tensor of constant size that a linear-attention or Mamba layer keeps for each request.
+
+    `elements` is for the whole layer; `split` says whether tensor parallelism divides it. `bytes_each` is None where
+    the engine stores it in the model's own type.
+    """
+
+    elements: int
+    split: bool = True
+    bytes_each: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """`count` layers that are alike in what they keep of the past.
+
+    `window` is the sliding window or the chunk of local attention, in tokens. `latent` is the width of MLA's one
+    shared entry for each token (``kv_lora_rank + qk_rope_head_dim``). `states` belong to linear layers; their `mixer`
+    is gated_delta, kimi_delta, mamba2, mamba1, short_conv or lightning.
+    """
+
+    kind: LayerKind
+    count: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    value_dim: int = 0
+    window: int = 0
+    latent: int = 0
+    states: tuple[State, ...] = ()
+    mixer: str = ""
+
+    @property
+    def elements_per_token(self) -> int:
+        """Elements that one layer keeps for one token, all heads together; 0 for linear layers."""
+        if self.kind == "mla":
+            return self.latent
+        return self.kv_heads * (self.head_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts: `layers` of the model have it. Widths are those of one expert's gate and up projection."""
+
+    layers: int
+    count: int
+    width: int
+    chosen: int = 0
+    shared_width: int = 0
+    latent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """How weights are stored: `method` as the config names it, bits of a weight, and what its scales add.
+
+    `group` is the number of weights that share a scale, 0 for one scale per channel. `kept` are name parts of modules
+    that stay in the model's own type. `known` is False for a method that is not in the table.
+    """
+
+    method: str
+    bits: float
+    group: int = 0
+    scale_bits: float = 16.0
+    zero_bits: float = 0.0
+    kept: tuple[str, ...] = ()
+    known: bool = True
+    experts_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Everything of a model's config that memory depends on.
+
+    `missing` names the fields that are needed and absent: figures that need them are not computed. `native_context`
+    is the length it was trained for, `context` the one it declares (with scaling).
+    """
+
+    name: str
+    architecture: str
+    hidden: int
+    layers: tuple[Layers, ...]
+    q_heads: int
+    intermediate: int
+    vocab: int
+    tied: bool
+    gated: bool = True
+    dense_layers: int = 0
+    experts: Experts | None = None
+    dtype: str = "bfloat16"
+    quantisation: Quantisation | None = None
+    q_rank: int = 0
+    mla_value: int = 0
+    mla_nope: int = 0
+    mla_rope: int = 0
+    context: int | None = None
+    native_context: int | None = None
+    rope_scaling: str = ""
+    tower: int = 0
+    tower_known: bool = True
+    encoder_layers: int = 0
+    mixer: int = 0
+    shared_kv_layers: int = 0
+    embedding_per_layer: int = 0
+    attention_bias: bool = False
+    missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def layer_count(self) -> int:
+        """All layers of the language model, those without attention included."""
+        return sum(group.count for group in self.layers) + self.shared_kv_layers
+
+    @property
+    def attention(self) -> tuple[Layers, ...]:
+        """The layers that keep keys and values."""
+        return tuple(group for group in self.layers if group.kind != "linear")
+
+    @property
+    def kv_heads(self) -> int:
+        """The KV heads of the first layers with attention; 1 for MLA."""
+        found = next((group for group in self.attention), None)
+        return 0 if found is None else max(1, found.kv_heads)

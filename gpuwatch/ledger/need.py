@@ -1,0 +1,109 @@
+"""What is asked of a set of GPUs: models, how each is launched, and the requests that must fit at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpuwatch.ledger.budget import Residents, residents
+from gpuwatch.ledger.kv import bytes_per_token, element_bytes
+from gpuwatch.ledger.pool import request_bytes, spare_bytes
+from gpuwatch.ledger.quantisation import DTYPE_BYTES, NAMES, by_name, stored_bits
+
+if TYPE_CHECKING:
+    from gpuwatch.ledger.budget import Deployment
+    from gpuwatch.ledger.model import Model
+
+GROWTH = 1.2
+"""A plan fits when the KV cache may turn out this much larger than computed: padding, peaks, prefix copies."""
+FOUR_BIT_BYTES = 0.56
+"""Bytes of a parameter of a 4-bit model all in all: embeddings and norms stay wider. Seen: 0.5 to 0.6."""
+SCALE_BITS = {"int4": 0.25, "nvfp4": 0.5, "int8": 0.125}
+"""Bits that the scales of a quantised KV element take beside it, where `kv.py` does not count them in the element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One model and how it is launched; `requests` of `deployment.context` tokens must fit at the same time.
+
+    `parameters` and `weights_bytes` replace what the config gives, for the whole model. `uncounted` are bytes on each
+    card that the engine's pool has less than the arithmetic gives: what an engine that runs was seen to lack.
+    """
+
+    model: Model
+    deployment: Deployment
+    requests: int = 1
+    parameters: float | None = None
+    weights_bytes: float | None = None
+    uncounted: float = 0.0
+
+    def with_deployment(self, **changes: object) -> Engine:
+        """Return the same engine, launched differently."""
+        return replace(self, deployment=replace(self.deployment, **changes))  # type: ignore[arg-type]  # named by the caller
+
+    @property
+    def residents(self) -> Residents:
+        """What it takes on its fullest rank besides the KV cache."""
+        taken = residents(self.model, self.deployment)
+        ranks = self.deployment.tp * self.deployment.pp
+        if self.weights_bytes is not None:
+            return replace(taken, weights=self.weights_bytes / ranks)
+        if self.parameters is not None:
+            return replace(taken, weights=self.parameters * bytes_per_parameter(self.model) / ranks)
+        return taken
+
+    @property
+    def kv_bytes(self) -> float:
+        """The KV cache of the requests asked for, on one rank, with scales."""
+        each = request_bytes(self.model, self.deployment, self.deployment.context)
+        need = self.requests * each + spare_bytes(self.model, self.deployment)
+        return need * (1 + scale_share(self.deployment.kv_dtype))
+
+    @property
+    def unpacked_bytes(self) -> float:
+        """The working copy of one layer's KV cache that a kernel without 4-bit support makes during prefill."""
+        if self.deployment.kv_dtype not in ("int4", "fp4"):
+            return 0.0
+        layers = sum(group.count for group in self.model.attention) or 1
+        whole = bytes_per_token(self.model, "auto", self.deployment.attention_tp, self.deployment.dcp) / layers
+        return whole * self.deployment.context
+
+
+def scale_share(dtype: str) -> float:
+    """Return what scales add to a KV cache of this type, as a share of its elements' bytes."""
+    if dtype not in SCALE_BITS:
+        return 0.0
+    return SCALE_BITS[dtype] / (8 * element_bytes(dtype, "bfloat16"))
+
+
+def bytes_per_parameter(model: Model) -> float:
+    """Return the bytes of a parameter when only their number is known.
+
+    Four-bit weights are really 0.5 to 0.6 bytes a parameter: embeddings and norms stay wider, scales come on top.
+    """
+    if model.quantisation is None:
+        return DTYPE_BYTES.get(model.dtype, 2.0)
+    bits = stored_bits(model.quantisation)
+    return max(FOUR_BIT_BYTES, bits / 8) if model.quantisation.bits <= 4 else bits / 8
+
+
+def with_weights(model: Model, name: str) -> Model:
+    """Return the model with its weights stored as `name` says, such as ``int4`` or ``bf16``.
+
+    Raises:
+        ValueError: the name is not known.
+    """
+    packed = by_name(name)
+    if packed is not None:
+        return replace(model, quantisation=packed)
+    if name.lower() not in DTYPE_BYTES:
+        raise ValueError(f"{name!r} is no weight type; allowed: {', '.join(NAMES)}")
+    return replace(model, dtype=name.lower(), quantisation=None)
+
+
+def quantised(model: Model, flag: str) -> Model:
+    """Return the model with its weights stored as ``--quantization`` says; unchanged where the name is not known."""
+    try:
+        return with_weights(model, flag.split("_", maxsplit=1)[0])
+    except ValueError:
+        return model

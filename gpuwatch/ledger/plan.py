@@ -1,0 +1,187 @@
+"""The plan: every byte on each card, a verdict, what fits at most, and the fewest cards."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from gpuwatch.ledger.budget import pool_bytes
+from gpuwatch.ledger.kv import whole_bytes_per_token
+from gpuwatch.ledger.need import GROWTH, Engine
+from gpuwatch.ledger.pool import longest_context, pool_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Verdict: TypeAlias = Literal["fits", "tight", "does_not_fit"]
+
+PARTS = ("weights", "kv_cache", "activations", "graphs", "context", "communication")
+ERRORS = {"weights": 0.01, "kv_cache": 0.02, "activations": 0.35, "graphs": 0.6, "context": 0.5, "communication": 0.5}
+"""Relative error of each part, from the figures in `docs/ledger.md`."""
+MOST_GPUS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU: bytes by part (all engines on it together), their sum, and its memory."""
+
+    gpu: int
+    components: dict[str, float]
+    capacity: float
+
+    @property
+    def total(self) -> float:
+        """Bytes of all parts."""
+        return sum(self.components.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What one engine's pool holds: its bytes on one card, tokens, longest single request, requests of full length."""
+
+    engine: Engine
+    bytes_per_token: float
+    pool_bytes: float
+    tokens: int
+    max_context: int
+    max_concurrency: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole plan. `error_band` is the relative uncertainty of a card's total."""
+
+    verdict: Verdict
+    cards: tuple[Card, ...]
+    capacities: tuple[Capacity, ...]
+    fewest_gpus: int | None
+    error_band: float
+    notes: tuple[str, ...]
+
+
+def card_of(engines: Sequence[Engine], gpu: int = 0) -> Card:
+    """Return the fullest card when `engines` share it."""
+    parts = dict.fromkeys(PARTS, 0.0)
+    for engine in engines:
+        taken = engine.residents
+        parts["weights"] += taken.weights
+        parts["kv_cache"] += engine.kv_bytes
+        parts["activations"] += taken.activations
+        parts["graphs"] += taken.graphs
+        parts["context"] += taken.context
+        parts["communication"] += taken.communication
+    return Card(gpu, parts, engines[0].deployment.capacity)
+
+
+def verdict_of(engines: Sequence[Engine]) -> Verdict:
+    """Judge whether `engines` fit on their cards together.
+
+    It does not fit when the parts are more than the card. It is tight when they would be with a KV cache of `GROWTH`
+    times the size and what unpacking a 4-bit cache takes, within the part of the card that the engine may use.
+    """
+    card = card_of(engines)
+    if card.total > card.capacity:
+        return "does_not_fit"
+    peak = card.total + (GROWTH - 1) * card.components["kv_cache"] + sum(e.unpacked_bytes for e in engines)
+    usable = card.capacity * max(engine.deployment.fraction for engine in engines)
+    return "fits" if peak <= usable else "tight"
+
+
+def capacity_of(engine: Engine, others: float = 0.0) -> Capacity:
+    """Return what the engine's pool holds when `others` bytes of its card are taken by other engines."""
+    deployment = engine.deployment
+    available = pool_bytes(engine.model, deployment, engine.residents) - others - engine.uncounted
+    pool = pool_of(engine.model, deployment, available)
+    per_token = whole_bytes_per_token(engine.model, deployment.kv_dtype)
+    longest = longest_context(engine.model, deployment, max(0.0, available))
+    return Capacity(engine, per_token, max(0.0, available), pool.tokens, longest, pool.concurrency)
+
+
+def make_plan(engines: Sequence[Engine]) -> Plan:
+    """Plan `engines` that share the same cards.
+
+    Raises:
+        ValueError: a model has no layer that keeps anything, or there is no engine.
+    """
+    if not engines:
+        raise ValueError("no model to plan")
+    card = card_of(engines)
+    ranks = max(engine.deployment.tp * engine.deployment.pp for engine in engines)
+    whole = [_others(engines, engine) for engine in engines]
+    return Plan(
+        verdict=verdict_of(engines),
+        cards=tuple(replace(card, gpu=gpu) for gpu in range(ranks)),
+        capacities=tuple(capacity_of(engine, others) for engine, others in zip(engines, whole, strict=True)),
+        fewest_gpus=fewest_gpus(engines),
+        error_band=error_band(card),
+        notes=tuple(dict.fromkeys(note for engine in engines for note in notes_of(engine))),
+    )
+
+
+def _others(engines: Sequence[Engine], engine: Engine) -> float:
+    """Return the bytes that the other engines take of the same card."""
+    return sum(card_of([other]).total for other in engines if other is not engine)
+
+
+def error_band(card: Card) -> float:
+    """Return the relative uncertainty of a card's total: the parts' errors, taken as independent."""
+    spread = math.sqrt(sum((card.components[part] * ERRORS[part]) ** 2 for part in PARTS))
+    return spread / card.total if card.total else 0.0
+
+
+def fewest_gpus(engines: Sequence[Engine]) -> int | None:
+    """Return the fewest cards, 1, 2, 4 …, on which the engines fit, or fit tightly, with tensor parallelism."""
+    count = 1
+    while count <= MOST_GPUS:
+        tried = [at_tp(engine, count) for engine in engines]
+        if all(possible_tp(engine) for engine in tried) and verdict_of(tried) != "does_not_fit":
+            return count
+        count *= 2
+    return None
+
+
+def at_tp(engine: Engine, tp: int) -> Engine:
+    """Return the engine over `tp` ranks, without pipeline stages."""
+    return engine.with_deployment(tp=tp, pp=1, dcp=1 if tp == 1 else engine.deployment.dcp)
+
+
+def possible_tp(engine: Engine) -> bool:
+    """Return whether the query heads can be divided over the ranks, as both engines demand."""
+    heads = engine.model.q_heads
+    return not heads or heads % engine.deployment.attention_tp == 0
+
+
+def notes_of(engine: Engine) -> list[str]:
+    """Return what a person should know about a plan, a sentence each."""
+    model, deployment = engine.model, engine.deployment
+    notes = list(model.notes)
+    heads = model.kv_heads
+    if model.attention and model.attention[0].kind != "mla" and 0 < heads < deployment.attention_tp:
+        notes.append(
+            f"{heads} KV heads on {deployment.attention_tp} ranks: heads are copied, so KV per card stops shrinking "
+            f"beyond {heads}; --decode-context-parallel-size {deployment.attention_tp // heads} would use the copies"
+        )
+    if not possible_tp(engine):
+        notes.append(
+            f"{model.q_heads} query heads cannot be divided over {deployment.attention_tp} ranks: it will not start"
+        )
+    native = model.native_context
+    if native and deployment.context > native and not model.rope_scaling:
+        notes.append(
+            f"{deployment.context:,} tokens are beyond the {native:,} the model was trained for, and its config has no "
+            "rope scaling: answers degrade without an error"
+        )
+    if deployment.kv_dtype.startswith("fp8"):
+        notes.append("FP8 KV loses exact digit strings first; check with calibrated scales before relying on it")
+    if deployment.kv_dtype in ("int4", "nvfp4", "fp4"):
+        notes.append(
+            "4-bit KV needs scales beside the elements and a working copy during prefill where no kernel reads it"
+        )
+    if model.quantisation is not None and not model.quantisation.known:
+        notes.append(f"the quantisation {model.quantisation.method!r} is not known: weights are counted as 16-bit")
+    if not model.tower_known:
+        notes.append("a vision or audio tower is in the config without its sizes: its weights are not counted")
+    if model.missing:
+        notes.append(f"missing in the config: {', '.join(model.missing)}; what needs them is not computed")
+    return notes

@@ -1,0 +1,136 @@
+"""What an engine that runs should take, from its launch facts: the plan's arithmetic put to the live engine."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from gpuwatch.engines.version import parse_version
+from gpuwatch.ledger.budget import Deployment, pool_bytes
+from gpuwatch.ledger.defaults import with_defaults
+from gpuwatch.ledger.known import find
+from gpuwatch.ledger.need import Engine, quantised
+from gpuwatch.ledger.pool import pool_of
+from gpuwatch.ledger.portable import from_portable
+from gpuwatch.ledger.quantisation import DTYPE_BYTES
+from gpuwatch.ledger.reading import read_model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpuwatch.ledger.model import Model
+
+Value: TypeAlias = "str | float | int | bool"
+
+COMPONENTS = ("weights", "kv_pool", "work", "rest")
+"""What is predicted on each GPU: the components of `ledger.reconcile`, the pool as a whole."""
+USED = (
+    *("model", "model.config", "model.weights_bytes", "version", "quantization", "memory_fraction", "tp", "pp", "dp"),
+    *("dcp", "max_model_len", "kv.block_size", "kv.blocks_override", "kv.dtype", "enforce_eager", "prefix_caching"),
+    *("hybrid_kv_manager", "max_num_batched_tokens", "max_num_seqs", "flag.enable-dp-attention", "flag.kv-cache-dtype"),
+    *("flag.disable-hybrid-kv-cache-manager", "flag.kv-cache-memory-bytes", "flag.max-total-tokens"),
+    *("flag.async-scheduling", "flag.mamba-ssm-cache-dtype"),
+)
+"""The facts that a prediction looks at."""
+_FIRST_CONTEXT = 4096
+"""Length of a request where neither the launch nor the model says one; it has no part in the bytes of plain models."""
+
+
+def model_of(facts: Mapping[str, Value]) -> Model | None:
+    """Return the model of an engine: as its configuration was read on its machine, else by a known name; else None."""
+    text, name = str(facts.get("model.config", "")), str(facts.get("model", ""))
+    try:
+        if text:
+            return from_portable(text, name)
+        known = find(name) if name else None
+        return None if known is None else read_model(known.config, known.name)
+    except ValueError:
+        return None
+
+
+def engine_of(kind: str, facts: Mapping[str, Value], capacity: float) -> Engine | None:
+    """Return a running engine as the plan sees one; None where its model or version is not known.
+
+    Args:
+        kind: ``vllm`` or ``sglang``.
+        facts: By the keys of `engines.facts`, the launch flags among them. What they lack is the engine's own default.
+        capacity: Memory of one of its GPUs in bytes.
+    """
+    model, version = model_of(facts), parse_version(str(facts.get("version", "")))
+    if model is None or version is None or kind not in ("vllm", "sglang"):
+        return None
+    quantisation = str(facts.get("quantization", ""))
+    if quantisation and model.quantisation is None:
+        model = quantised(model, quantisation)
+    deployment = Deployment(
+        engine=kind,
+        version=version,
+        capacity=capacity,
+        tp=_count(facts, "tp") or 1,
+        pp=_count(facts, "pp") or 1,
+        dcp=_count(facts, "dcp") or 1,
+        dp_attention=(_count(facts, "dp") or 1) if facts.get("flag.enable-dp-attention") is True else 1,
+        context=_count(facts, "max_model_len") or model.context or _FIRST_CONTEXT,
+        kv_dtype=_kv_dtype(facts),
+        block_size=_count(facts, "kv.block_size") or (1 if kind == "sglang" else 16),
+        eager=facts.get("enforce_eager") is True,
+        prefix_caching=None if (caching := facts.get("prefix_caching")) is None else caching is True,
+        hybrid_manager=facts.get("hybrid_kv_manager") is not False
+        and facts.get("flag.disable-hybrid-kv-cache-manager") is not True,
+        blocks_override=_count(facts, "kv.blocks_override"),
+        kv_bytes=_count(facts, "flag.kv-cache-memory-bytes"),
+        max_total_tokens=_count(facts, "flag.max-total-tokens"),
+        asynchronous=facts.get("flag.async-scheduling") is not False,
+        state_dtype=str(facts.get("flag.mamba-ssm-cache-dtype", "auto")),
+    )
+    filled = with_defaults(
+        deployment,
+        model,
+        chunk=_count(facts, "max_num_batched_tokens"),
+        sequences=_count(facts, "max_num_seqs"),
+        fraction=_number(facts, "memory_fraction"),
+    )
+    return Engine(model, filled, weights_bytes=_number(facts, "model.weights_bytes"))
+
+
+def predict(engine: Engine) -> dict[str, float]:
+    """Return the bytes on one GPU that the ledger expects, by `COMPONENTS`; without the pool where none is possible."""
+    taken = engine.residents
+    parts = {
+        "weights": taken.weights,
+        "work": taken.activations + taken.graphs,
+        "rest": taken.context + taken.communication,
+    }
+    available = pool_bytes(engine.model, engine.deployment, taken)
+    with suppress(ValueError):  # a model that keeps nothing has no pool
+        parts["kv_pool"] = pool_of(engine.model, engine.deployment, available).bytes
+    return {component: parts[component] for component in COMPONENTS if component in parts}
+
+
+def measured(engine: Engine, pool: float) -> Engine:
+    """Return the engine with the pool that it stated, in bytes, so that what-if rows start from what is there."""
+    expected = pool_bytes(engine.model, engine.deployment, engine.residents)
+    return replace(engine, uncounted=expected - pool)
+
+
+def _number(facts: Mapping[str, Value], key: str) -> float | None:
+    value = facts.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        return None
+    return float(value)
+
+
+def _count(facts: Mapping[str, Value], key: str) -> int | None:
+    number = _number(facts, key)
+    return None if number is None else int(number)
+
+
+def _kv_dtype(facts: Mapping[str, Value]) -> str:
+    """Return the type of the KV cache: as it was asked for, else as the engine named it, else the model's own."""
+    asked = facts.get("flag.kv-cache-dtype")
+    if isinstance(asked, str):
+        return asked
+    named = str(facts.get("kv.dtype", "")).removeprefix("torch.")
+    return named if named in DTYPE_BYTES else "auto"

@@ -1,0 +1,117 @@
+"""How weights are stored: what a ``quantization_config`` says, in bits of a weight and of its scales.
+
+Sources: the configurations of AutoAWQ, GPTQ, compressed-tensors, ModelOpt, bitsandbytes and transformers' MXFP4.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpuwatch.ledger.model import Quantisation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DTYPE_BYTES = {
+    "float32": 4.0,
+    "fp32": 4.0,
+    "float16": 2.0,
+    "fp16": 2.0,
+    "half": 2.0,
+    "bfloat16": 2.0,
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp8_e4m3": 1.0,
+    "fp8_e5m2": 1.0,
+    "float8_e4m3fn": 1.0,
+    "float8_e5m2": 1.0,
+    "int8": 1.0,
+}
+"""Bytes of an element in types without scales of their own."""
+
+_BY_NAME = {
+    "int4": Quantisation("int4", 4, group=128, scale_bits=16, zero_bits=4, kept=("lm_head", "embed")),
+    "awq": Quantisation("awq", 4, group=128, scale_bits=16, zero_bits=4, kept=("lm_head", "embed")),
+    "gptq": Quantisation("gptq", 4, group=128, scale_bits=16, zero_bits=4, kept=("lm_head", "embed")),
+    "mxfp4": Quantisation("mxfp4", 4, group=32, scale_bits=8, kept=("lm_head", "embed", "attn"), experts_only=True),
+    "nvfp4": Quantisation("nvfp4", 4, group=16, scale_bits=8, kept=("lm_head", "embed")),
+    "fp8": Quantisation("fp8", 8, kept=("lm_head", "embed")),
+    "int8": Quantisation("int8", 8, kept=("lm_head", "embed")),
+    "w8a8": Quantisation("w8a8", 8, kept=("lm_head", "embed")),
+    "bnb4": Quantisation("bitsandbytes", 4, group=64, scale_bits=32, kept=("lm_head", "embed")),
+}
+NAMES = (*(name for name in DTYPE_BYTES if name not in _BY_NAME), *_BY_NAME)
+"""What ``--weights`` takes."""
+
+
+def by_name(name: str) -> Quantisation | None:
+    """Return the storage that a person named, such as ``int4``; None for a plain type or a name that is not known."""
+    return _BY_NAME.get(name.lower())
+
+
+def quantisation_of(config: Mapping[str, Any]) -> Quantisation | None:
+    """Return how the weights are stored; None for the model's own type. `config` is the whole ``config.json``."""
+    inner = config.get("text_config")
+    found = config.get("quantization_config") or config.get("compression_config")
+    if found is None and isinstance(inner, dict):
+        found = inner.get("quantization_config")
+    if not isinstance(found, dict):
+        return None
+    method = str(found.get("quant_method") or found.get("quantization_method") or found.get("quant_algo") or "").lower()
+    kept = tuple(
+        str(name)
+        for key in ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "llm_int8_skip_modules")
+        for name in (found.get(key) or ())
+    )
+    readers = {"compressed-tensors": _compressed, "bitsandbytes": _bitsandbytes, "modelopt": _modelopt}
+    if method in readers:
+        return readers[method](found, kept)
+    if method in ("awq", "gptq", "awq_marlin", "gptq_marlin", "auto-round", "gptqmodel"):
+        bits, group = found.get("bits") or found.get("w_bit") or 4, found.get("group_size") or found.get("q_group_size")
+        group = int(group or 128)
+        return Quantisation(method, float(bits), max(0, group), 16, float(bits), kept or ("lm_head", "embed"))
+    if method in ("fp8", "fbgemm_fp8"):
+        block = found.get("weight_block_size") or (0,)
+        elements = int(block[0]) * int(block[-1])
+        return Quantisation("fp8", 8, elements, 32 if elements else 16, kept=kept or ("lm_head", "embed"))
+    if method == "mxfp4":
+        return Quantisation("mxfp4", 4, 32, 8, kept=kept or ("lm_head", "embed", "attn"), experts_only=True)
+    return Quantisation(method or "unnamed", 16, kept=kept, known=False)
+
+
+def _compressed(found: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisation:
+    groups = found.get("config_groups")
+    first: object = next(iter(groups.values()), {}) if isinstance(groups, dict) else {}
+    weights = first.get("weights") if isinstance(first, dict) else None
+    if not isinstance(weights, dict):
+        return Quantisation("compressed-tensors", 16, kept=kept, known=False)
+    bits, group = float(weights.get("num_bits") or 8), int(weights.get("group_size") or 0)
+    floats = weights.get("type") == "float"
+    scale = 8.0 if bits == 4 and floats else 16.0  # FP4 scales are stored in 8 bits
+    zero = 0.0 if weights.get("symmetric", True) else bits
+    return Quantisation("compressed-tensors", bits, max(0, group), scale, zero, kept or ("lm_head", "embed"))
+
+
+def _bitsandbytes(found: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisation:
+    if found.get("load_in_8bit"):
+        return Quantisation("bitsandbytes", 8, kept=kept or ("lm_head", "embed"))
+    double = bool(found.get("bnb_4bit_use_double_quant"))
+    return Quantisation("bitsandbytes", 4, 64, 8.125 if double else 32, kept=kept or ("lm_head", "embed"))
+
+
+def _modelopt(found: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisation:
+    algorithm = str(found.get("quant_algo") or (found.get("quantization") or {}).get("quant_algo") or "").lower()
+    if "nvfp4" in algorithm or "fp4" in algorithm:
+        return Quantisation("nvfp4", 4, 16, 8, kept=kept or ("lm_head", "embed"))
+    if "fp8" in algorithm:
+        return Quantisation("fp8", 8, kept=kept or ("lm_head", "embed"))
+    if "awq" in algorithm or "int4" in algorithm:
+        return Quantisation("awq", 4, 128, 16, kept=kept or ("lm_head", "embed"))
+    return Quantisation(f"modelopt {algorithm}".strip(), 16, kept=kept, known=False)
+
+
+def stored_bits(quantisation: Quantisation) -> float:
+    """Return the bits that one quantised weight takes, its share of scales and zero points included."""
+    if not quantisation.group:
+        return quantisation.bits
+    return quantisation.bits + (quantisation.scale_bits + quantisation.zero_bits) / quantisation.group

@@ -1,0 +1,172 @@
+"""A ``config.json`` read into a `Model`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpuwatch.ledger.fields import Fields
+from gpuwatch.ledger.layers import grouped, layer_kinds
+from gpuwatch.ledger.model import Experts, Model
+from gpuwatch.ledger.quantisation import quantisation_of
+from gpuwatch.ledger.towers import tower_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_TWO_MATRICES = (
+    "gpt2",
+    "gptneox",
+    "gptj",
+    "gpt_neox",
+    "opt",
+    "bloom",
+    "falcon",
+    "phiforcausallm",
+    "starcoder2",
+    "nemotron",
+    "mpt",
+)
+"""Architectures whose feed-forward part has an up and a down projection and no gate."""
+
+
+def read_model(config: Mapping[str, Any], name: str = "") -> Model:
+    """Return the model that a ``config.json`` describes.
+
+    What is needed and absent is in `Model.missing`; nothing is guessed for it.
+
+    Raises:
+        ModelConfigError: a field holds what it cannot mean.
+    """
+    fields = Fields.of(config)
+    count = fields.need("num_hidden_layers")
+    shared = fields.number("num_kv_shared_layers") or 0
+    kinds = layer_kinds(fields, count)[: count - shared] if shared < count else []
+    hidden, heads = fields.hidden, fields.q_heads
+    layers = grouped(kinds, fields)
+    scaling = fields.part("rope_scaling") or fields.part("rope_parameters")
+    kind = (scaling.text("rope_type") or scaling.text("type")) if scaling else ""
+    tower, tower_known = tower_parameters(fields.outer, hidden)
+    dense, experts = _experts(fields, count)
+    architecture = fields.architecture
+    return Model(
+        name=name or str(fields.outer.get("_name_or_path") or ""),
+        architecture=architecture,
+        hidden=hidden,
+        layers=layers,
+        q_heads=heads,
+        intermediate=_intermediate(fields, hidden, needed=dense > 0),
+        vocab=fields.need("vocab_size"),
+        tied=_tied(fields),
+        gated=not any(part in architecture.lower() for part in _TWO_MATRICES),
+        dense_layers=dense,
+        experts=experts,
+        dtype=(fields.text("torch_dtype") or fields.text("dtype") or "bfloat16").removeprefix("torch."),
+        quantisation=quantisation_of(fields.outer),
+        q_rank=fields.number("q_lora_rank") or 0,
+        mla_value=fields.number("v_head_dim") or 0,
+        mla_nope=fields.number("qk_nope_head_dim") or 0,
+        mla_rope=fields.number("qk_rope_head_dim") or 0,
+        context=_context(fields),
+        native_context=_native(fields, scaling, kind),
+        rope_scaling="" if kind == "default" else kind,
+        tower=tower,
+        tower_known=tower_known,
+        encoder_layers=fields.number("encoder_layers") or 0,
+        mixer=_mixer(fields, hidden),
+        shared_kv_layers=shared,
+        embedding_per_layer=_embedding_per_layer(fields, count),
+        attention_bias=bool(fields.flag("attention_bias")) or "qwen2" in architecture.lower(),
+        missing=tuple(fields.missing),
+        notes=tuple(fields.notes),
+    )
+
+
+def _tied(fields: Fields) -> bool:
+    tied = fields.flag("tie_word_embeddings")
+    if tied is None:  # the default of transformers, which some configurations override
+        return any(part in fields.architecture.lower() for part in ("gemma", "gpt2", "opt", "bloom", "cohere", "phi1"))
+    return tied
+
+
+def _intermediate(fields: Fields, hidden: int, *, needed: bool) -> int:
+    value = fields.number("intermediate_size")
+    if value is None and any(part in fields.architecture.lower() for part in ("gpt2", "falcon", "bloom", "gptj")):
+        return 4 * hidden
+    return value if value is not None else (fields.need("intermediate_size") if needed else 0)
+
+
+def _experts(fields: Fields, count: int) -> tuple[int, Experts | None]:
+    """Return the number of layers without experts, and the experts."""
+    experts = fields.number("num_experts")
+    if not experts:
+        return count, None
+    dense = fields.number("first_k_dense_replace") or 0
+    every = (
+        fields.number("decoder_sparse_step")
+        or fields.number("moe_layer_freq")
+        or fields.number("interleave_moe_layer_step")
+    )
+    period = fields.number("expert_layer_period")  # Jamba
+    if period:
+        offset = fields.number("expert_layer_offset") or 0
+        layers = sum(index % period == offset for index in range(count))
+    elif every and every > 1:
+        layers = sum((index + 1) % every == 0 for index in range(dense, count))
+    else:
+        layers = count - dense - len(fields.listed("mlp_only_layers"))
+    width = fields.number("moe_intermediate_size") or fields.need("intermediate_size")
+    shared = fields.number("shared_expert_intermediate_size")
+    if shared is None:
+        shared = (fields.number("n_shared_experts") or 0) * width
+    chosen = fields.number("num_experts_per_tok") or 0
+    return count - layers, Experts(layers, experts, width, chosen, shared)
+
+
+def _context(fields: Fields) -> int | None:
+    return fields.number("max_position_embeddings")
+
+
+def _native(fields: Fields, scaling: Fields | None, kind: str) -> int | None:
+    """Return the length that the model was trained for, before scaling."""
+    declared = fields.number("max_position_embeddings")
+    if scaling is None:
+        return declared
+    original = scaling.number("original_max_position_embeddings")
+    if kind == "llama3":  # its scaling belongs to the trained model
+        return declared
+    return original or declared
+
+
+def _mixer(fields: Fields, hidden: int) -> int:
+    """Return the parameters of one linear layer's mixer, norms and biases left out; 0 where its kind is not known."""
+    key, value = fields.number("linear_key_head_dim"), fields.number("linear_value_head_dim")
+    if key and value:
+        keys = key * (fields.number("linear_num_key_heads") or 0)
+        value_heads = fields.number("linear_num_value_heads") or 0
+        values = value * value_heads
+        kernel = fields.number("linear_conv_kernel_dim") or 4
+        return hidden * (2 * keys + 2 * values + 2 * value_heads) + kernel * (2 * keys + values) + values * hidden
+    size = fields.number("mamba_d_state") or fields.number("ssm_state_size") or fields.number("state_size")
+    if not size:
+        return 0
+    heads = fields.number("mamba_n_heads") or fields.number("mamba_num_heads")
+    head = fields.number("mamba_d_head") or fields.number("mamba_head_dim")
+    expand = fields.number("mamba_expand") or fields.number("expand") or 2
+    inner = heads * head if heads and head else expand * hidden
+    kernel = fields.number("mamba_d_conv") or fields.number("conv_kernel") or 4
+    if heads:
+        groups = fields.number("mamba_n_groups") or fields.number("n_groups") or 1
+        mixed = inner + 2 * groups * size
+        return hidden * (inner + mixed + heads) + kernel * mixed + inner * hidden
+    low = fields.number("mamba_dt_rank") or fields.number("time_step_rank") or -(-hidden // 16)
+    return 2 * hidden * inner + kernel * inner + inner * (low + 2 * size) + low * inner + inner * size + inner * hidden
+
+
+def _embedding_per_layer(fields: Fields, count: int) -> int:
+    """Return the parameters of the per-layer embeddings of Gemma 3n and 4: one table, and its projections."""
+    width = fields.number("hidden_size_per_layer_input")
+    if not width:
+        return 0
+    vocab = fields.number("vocab_size_per_layer_input") or fields.number("vocab_size") or 0
+    hidden = fields.number("hidden_size") or 0
+    return count * width * (vocab + hidden) + count * 2 * hidden * width

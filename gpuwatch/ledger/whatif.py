@@ -1,0 +1,287 @@
+"""What-if rows: one change at a time, what it buys in context and requests, and what it costs."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpuwatch.ledger.kv import element_bytes
+from gpuwatch.ledger.need import Engine, with_weights
+from gpuwatch.ledger.plan import capacity_of, card_of, possible_tp, verdict_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gpuwatch.ledger.model import Model
+
+GIB = 2**30
+HIGHEST_FRACTION = 0.97
+FRACTION_STEP = 0.03
+RECENT_TOKENS = 4096
+"""Tokens that stay in 16 bits in the mixed-precision row."""
+WINDOW_TOKENS = 4096
+LEAST_CHUNK = 1024
+SMALL_GAIN = 1.01
+
+FREE, SPEED, QUALITY, HARDWARE = range(4)
+"""What a change costs, cheapest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change in words, what it costs in words, the class of the cost, and the changed engine.
+
+    `available` is False for what neither engine offers today, and for another model.
+    """
+
+    change: str
+    costs: str
+    weight: int
+    engine: Engine
+    available: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a change buys: the longest request, how many of full length fit, and the verdict."""
+
+    change: str
+    costs: str
+    weight: int
+    engine: Engine
+    max_context: int
+    max_concurrency: float
+    verdict: str
+    available: bool = True
+
+
+def what_if(engine: Engine, others: Sequence[Engine] = ()) -> tuple[Row, ...]:
+    """Return the changes that buy something, best first.
+
+    First come those that make what was asked for fit, the cheapest of them first; then the others by how much longer
+    a request they allow. `others` share the cards and stay as they are.
+    """
+    base = _measure(Change("", "", FREE, engine), others)
+    rows = [_measure(change, others) for change in _changes(engine)]
+    useful = [row for row in rows if _gain(row, base) > SMALL_GAIN or _order(row) < _order(base)]
+    return tuple(
+        sorted(useful, key=lambda row: (_order(row), row.weight if _order(row) == 0 else 0, -_gain(row, base)))
+    )
+
+
+def best_pair(engine: Engine, others: Sequence[Engine] = ()) -> Row | None:
+    """Return the cheapest two changes that together make what was asked for fit, when no single one does."""
+    singles = [change for change in _changes(engine) if change.available]
+    if any(_order(_measure(change, others)) == 0 for change in singles):
+        return None
+    fitting = [row for row in (_measure(pair, others) for pair in _pairs(singles)) if _order(row) == 0]
+    return min(fitting, key=lambda row: (row.weight, -row.max_context), default=None)
+
+
+def on_these_cards(engine: Engine, context: int, *, four_bit_kv: bool = False) -> tuple[Row, ...]:
+    """Return what single changes, and last the best two together, buy an engine that runs, without more cards.
+
+    Changes that buy nothing are left out; the largest gain comes first, of equal ones the cheaper. The two are the best
+    that cost no quality, or, where those serve no request of `context` tokens, the cheapest that do.
+
+    Args:
+        engine: As it runs.
+        context: Tokens of the requests whose concurrency is measured.
+        four_bit_kv: Whether the cards have kernels for a 4-bit KV cache (Blackwell).
+    """
+    asked = engine.with_deployment(context=context)
+    base = _measure(Change("", "", FREE, asked), ())
+    singles = [
+        change
+        for change in _changes(asked)
+        if change.available
+        and change.weight != HARDWARE
+        and (four_bit_kv or change.engine.deployment.kv_dtype != "nvfp4")
+    ]
+    bought = [(change, row) for change in singles if _more(row := _measure(change, ()), base)]
+    pairs = [_measure(pair, ()) for pair in _pairs([change for change, _ in bought])]
+    pairs = [row for row in pairs if _more(row, base)]
+    unharmed = min((row for row in pairs if row.weight <= 2 * SPEED), key=_worth, default=None)
+    serving = [row for row in pairs if row.max_concurrency >= 1]
+    if unharmed is None or (unharmed.max_concurrency < 1 and serving):
+        unharmed = min(serving or pairs, key=lambda row: (row.weight, -row.max_concurrency), default=None)
+    rows = sorted((row for _, row in bought), key=_worth)
+    return (*rows, unharmed) if unharmed is not None else tuple(rows)
+
+
+def concurrency(engine: Engine, context: int) -> float:
+    """Return how many requests of `context` tokens fit into the engine's pool."""
+    return capacity_of(engine.with_deployment(context=context)).max_concurrency
+
+
+def _worth(row: Row) -> tuple[float, int]:
+    return -row.max_concurrency, row.weight
+
+
+def _more(row: Row, base: Row) -> bool:
+    return row.max_concurrency > SMALL_GAIN * base.max_concurrency
+
+
+def _pairs(singles: Sequence[Change]) -> Iterator[Change]:
+    """Yield every two different changes as one; the second is computed for the engine that the first one made."""
+    for first, second in itertools.combinations(singles, 2):
+        for again in _changes(first.engine):
+            if again.change == second.change:
+                words, costs = f"{first.change} and {second.change}", f"{first.costs}; {second.costs}"
+                yield Change(words, costs, first.weight + second.weight, again.engine)
+
+
+def _order(row: Row) -> int:
+    return {"fits": 0, "tight": 1, "does_not_fit": 2}[row.verdict]
+
+
+def _gain(row: Row, base: Row) -> float:
+    if base.max_context == 0:
+        return float("inf") if row.max_context else 1.0
+    return row.max_context / base.max_context
+
+
+def _measure(change: Change, others: Sequence[Engine]) -> Row:
+    found = capacity_of(change.engine, sum(card_of([other]).total for other in others))
+    return Row(
+        change.change,
+        change.costs,
+        change.weight,
+        change.engine,
+        found.max_context,
+        found.max_concurrency,
+        verdict_of([change.engine, *others]),
+        change.available,
+    )
+
+
+def _changes(engine: Engine) -> Iterator[Change]:
+    """Yield every change that is possible."""
+    yield from _settings(engine)
+    yield from _kv_types(engine)
+    yield from _weight_types(engine)
+    yield from _shapes(engine)
+
+
+def _settings(engine: Engine) -> Iterator[Change]:
+    deployment = engine.deployment
+    sglang = deployment.engine == "sglang"
+    fraction = min(HIGHEST_FRACTION, round(deployment.fraction + FRACTION_STEP, 2))
+    if fraction > deployment.fraction:
+        flag = "--mem-fraction-static" if sglang else "--gpu-memory-utilization"
+        left = (1 - fraction) * deployment.capacity / GIB
+        yield Change(
+            f"{flag} {deployment.fraction:g} → {fraction:g}",
+            f"{left:.1f} GiB of the card stay for everything the engine did not count",
+            SPEED,
+            engine.with_deployment(fraction=fraction),
+        )
+    if deployment.chunk >= 2 * LEAST_CHUNK:
+        flag = "--chunked-prefill-size" if sglang else "--max-num-batched-tokens"
+        yield Change(
+            f"{flag} {deployment.chunk} → {deployment.chunk // 2}",
+            "prefill in smaller steps: a later first token under load",
+            SPEED,
+            engine.with_deployment(chunk=deployment.chunk // 2),
+        )
+    if deployment.sequences > 16:  # below that a batch is small already
+        flag = "--max-running-requests" if sglang else "--max-num-seqs"
+        yield Change(
+            f"{flag} {deployment.sequences} → {deployment.sequences // 4}",
+            "fewer requests at a time; the sampler's peak shrinks with it",
+            SPEED,
+            engine.with_deployment(sequences=deployment.sequences // 4),
+        )
+
+
+def _kv_types(engine: Engine) -> Iterator[Change]:
+    deployment = engine.deployment
+    if element_bytes(deployment.kv_dtype, engine.model.dtype) >= 2:  # 16 bits
+        eight = "fp8_e4m3" if deployment.engine == "sglang" else "fp8"
+        yield Change(
+            f"--kv-cache-dtype {deployment.kv_dtype} → {eight}",
+            "exact digit strings suffer first; calibrated scales are needed",
+            QUALITY,
+            engine.with_deployment(kv_dtype=eight),
+        )
+        share = min(1.0, RECENT_TOKENS / max(1, deployment.context))
+        yield Change(
+            f"KV of the last {RECENT_TOKENS:,} tokens in 16 bits, older in FP8",
+            "neither vLLM nor SGLang offers it today; digits in the far past suffer",
+            QUALITY,
+            replace(engine, model=_narrower(engine.model, (1 + share) / 2)),
+            available=False,
+        )
+    if element_bytes(deployment.kv_dtype, engine.model.dtype) >= 1 and deployment.engine == "vllm":
+        yield Change(
+            f"--kv-cache-dtype {deployment.kv_dtype} → nvfp4",
+            "4-bit KV: needs Blackwell, and recall of details falls",
+            QUALITY,
+            engine.with_deployment(kv_dtype="nvfp4"),
+        )
+
+
+def _narrower(model: Model, share: float) -> Model:
+    """Return the model with heads that keep `share` of the bytes: the mean width of a mixed cache."""
+    layers = tuple(
+        replace(
+            group,
+            head_dim=round(group.head_dim * share),
+            value_dim=round(group.value_dim * share),
+            latent=round(group.latent * share),
+        )
+        for group in model.layers
+    )
+    return replace(model, layers=layers)
+
+
+def _weight_types(engine: Engine) -> Iterator[Change]:
+    model = engine.model
+    bits = 16.0 if model.quantisation is None else model.quantisation.bits
+    plain = replace(engine, weights_bytes=None)
+    if engine.weights_bytes is not None and engine.parameters is None:
+        return  # only the bytes are known, so another type cannot be computed
+    if bits > 8:  # bits
+        yield Change(
+            "weights in FP8 or INT8",
+            "needs a quantised checkpoint; small loss of quality",
+            QUALITY,
+            replace(plain, model=with_weights(model, "fp8")),
+        )
+    if bits > 4:  # bits
+        yield Change(
+            "weights in INT4 (AWQ, GPTQ)",
+            "needs a quantised checkpoint; test on your own tasks, long reasoning suffers first",
+            QUALITY,
+            replace(plain, model=with_weights(model, "int4")),
+        )
+
+
+def _shapes(engine: Engine) -> Iterator[Change]:
+    deployment, model = engine.deployment, engine.model
+    double = engine.with_deployment(tp=deployment.tp * 2)
+    if possible_tp(double):
+        kind = "links slower than NVLink cost speed" if deployment.tp == 1 else "more communication in every step"
+        words = f"tensor parallel {deployment.tp} → {deployment.tp * 2}"
+        yield Change(words, f"twice the cards; {kind}", HARDWARE, double)
+    copies = deployment.attention_tp // max(1, model.kv_heads)
+    if deployment.engine == "vllm" and copies > deployment.dcp and not any(g.window for g in model.attention):
+        yield Change(
+            f"--decode-context-parallel-size {deployment.dcp} → {copies}",
+            "uses the copied KV heads; needs vLLM 0.10 or later and more communication in decode",
+            SPEED,
+            engine.with_deployment(dcp=copies),
+        )
+    full = [group for group in model.layers if group.kind == "full"]
+    if len(full) == len(model.layers) == 1 and full[0].count >= 4:  # a quarter of them stay
+        group = full[0]
+        kept = replace(group, count=-(-group.count // 4))
+        windowed = replace(group, kind="sliding", count=group.count - kept.count, window=WINDOW_TOKENS)
+        yield Change(
+            f"a variant with a window of {WINDOW_TOKENS:,} tokens in three of four layers",
+            "another model: what lies far back is seen by a quarter of the layers",
+            QUALITY,
+            replace(engine, model=replace(model, layers=(kept, windowed))),
+            available=False,
+        )

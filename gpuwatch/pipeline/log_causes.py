@@ -1,0 +1,196 @@
+"""Failures that a growing log tells of: the causes of a post-mortem, found as the lines come, as counters for rules.
+
+One line, such as torch's out-of-memory error, has half a dozen causes; which one it is, the traceback and the lines
+before it tell. The same functions judge here as in ``gpuwatch diagnose``, when a line comes that reports a failure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.causes.ids import KINDS
+from gpuwatch.diagnosis.causes.incident import Incident
+from gpuwatch.diagnosis.startup import CAUSES, START_ONLY
+from gpuwatch.model import Batch, Labels, label, series
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuwatch.diagnosis.finding import Finding
+    from gpuwatch.model import Fact, LogEvent
+
+TARGET = "log-causes"
+TRIGGERS = frozenset(
+    {
+        "torch_oom",
+        "cuda_oom_other",
+        "load_oom",
+        "graph_capture_failed",
+        "warmup_oom",
+        "no_kv_blocks",
+        "sglang_no_memory",
+        "free_memory_below_budget",
+        "memory_profile_drift",
+        "sglang_oom",
+        "port_in_use",
+        "model_not_found",
+        "model_access_denied",
+        "dtype_unsupported",
+        "driver_too_old",
+        "gpu_unsupported",
+        "no_gpu",
+        "worker_dead",
+        "process_crashed",
+        "process_killed",
+        "engine_dead",
+        "ray_memory_kill",
+        "out_of_memory_killed",
+        "pod_evicted",
+        "unknown_flag",
+        "flag_value_invalid",
+    }
+)
+"""Events that report a failure; only after one of them the log is judged."""
+ENDS = frozenset({"engine_dead", "engine_start_failed", "worker_dead", "process_killed"})
+"""Events after which the server does not take requests any more."""
+WHEN = ("start", "serving")
+_EVENTS = 400
+_FACTS = 2000
+_MARKS = 100
+
+
+@dataclass(slots=True)
+class _Log:
+    """What one log has said so far. `ups` and `downs` are the lines at which the server began and ceased to serve.
+
+    Where the numbers of the lines are not known, the order in which they came stands for them.
+    """
+
+    server: str = ""
+    facts: deque[Fact] = field(default_factory=lambda: deque(maxlen=_FACTS))
+    events: deque[LogEvent] = field(default_factory=lambda: deque(maxlen=_EVENTS))
+    ups: deque[int] = field(default_factory=lambda: deque(maxlen=_MARKS))
+    downs: deque[int] = field(default_factory=lambda: deque(maxlen=_MARKS))
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    shown: Counter[tuple[str, str]] = field(default_factory=Counter)
+    told: set[tuple[str, int]] = field(default_factory=set)
+    taken: bool = False
+    last: int = 0
+    numbered: bool = True
+
+    def serving(self, before: int | None = None) -> bool:
+        """Whether the server takes requests, now or at the line `before`."""
+        ups = [line for line in self.ups if before is None or line < before]
+        downs = [line for line in self.downs if before is None or line < before]
+        return max(ups, default=-1) > max(downs, default=-1)
+
+    def take(self, batch: Batch) -> list[LogEvent]:
+        """Take in the facts and events of one poll; return the events that report a failure."""
+        lines = [line for line in (*(f.line for f in batch.facts), *(e.line for e in batch.events)) if line]
+        if lines and max(lines) < self.last:
+            self._begin_anew()
+        self.last = max([self.last, *lines])
+        for fact in batch.facts:
+            line = fact.line or self._next()
+            self.facts.append(fact if fact.line else replace(fact, line=line))
+            if fact.key == "started":
+                self.downs.append(line)
+                self.taken = False
+            elif fact.key == "ready" and fact.value is True and not self.taken:
+                self.ups.append(line)
+        events = [event if event.line else replace(event, line=self._next()) for event in batch.events]
+        self.events.extend(events)
+        self.downs.extend(event.line for event in events if event.event in ENDS)
+        return [event for event in events if event.event in TRIGGERS]
+
+    def _next(self) -> int:
+        self.numbered = False
+        self.last += 1
+        return self.last
+
+    def _begin_anew(self) -> None:
+        """The lines are counted from the start again: another file took the place of this one."""
+        for kept in (self.facts, self.events, self.ups, self.downs, self.told):
+            kept.clear()
+        self.last = 0
+
+
+class LogCauses:
+    """Counts the failures of every log by their cause, and keeps the newest finding of each."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._logs: dict[str, _Log] = {}
+        self._keys: tuple[Labels, ...] = ()
+        self.findings: dict[tuple[str, str], Finding] = {}
+
+    def update(self, time: int, batches: Sequence[Batch]) -> Batch:
+        """Take the batches of one tick; return the counters at `time` (milliseconds since the epoch)."""
+        changed = False
+        for batch in batches:
+            kind, _, name = batch.target.partition(":")
+            if kind != "log" or not batch.up:
+                continue
+            fresh = name not in self._logs
+            log = self._logs.setdefault(name, _Log())
+            server = label(batch.keys[0], "server") if batch.keys else log.server
+            moved = server != log.server
+            log.server = server
+            changed = changed or fresh or moved
+            # A new series is seen at its old value before it steps.
+            log.shown = Counter(log.counts) if fresh or moved else log.shown
+            failures = log.take(batch)
+            if failures:
+                self._judge(name, log, failures)
+            if not (fresh or moved):
+                log.shown = Counter(log.counts)
+        if changed:
+            self._keys = tuple(self._series())
+        values = []
+        for log in self._logs.values():
+            values += [float(log.shown[cause, when]) for cause in CAUSES for when in WHEN]
+            values.append(float(log.serving()))
+        return Batch(TARGET, time, self._keys, values)
+
+    def forget(self, target: str) -> None:
+        """Drop a log that is not read any more."""
+        kind, _, name = target.partition(":")
+        if kind == "log" and self._logs.pop(name, None) is not None:
+            self._keys = tuple(self._series())
+            self.findings = {key: finding for key, finding in self.findings.items() if key[0] != name}
+
+    def _judge(self, name: str, log: _Log, failures: list[LogEvent]) -> None:
+        from gpuwatch.diagnosis.causes.verdict import LIVE, judge  # noqa: PLC0415  # most logs never fail
+
+        lines = {event.line for event in failures}
+        # Of several alike the first one is judged: the new ones come first.
+        events = (*failures, *(event for event in log.events if event.line not in lines))
+        found, _ = judge(Incident((), tuple(log.facts), events), LIVE)
+        for finding in found:
+            line = finding.evidence[0].line or 0
+            counted = finding.id in CAUSES and finding.severity == KINDS[finding.id].severity
+            if not counted or line not in lines or (finding.id, line) in log.told:
+                continue
+            log.told.add((finding.id, line))
+            log.counts[finding.id, "serving" if log.serving(line) else "start"] += 1
+            evidence = finding.evidence
+            if not log.numbered:
+                evidence = tuple(replace(each, line=None) for each in evidence)
+            self.findings[name, finding.id] = replace(finding, caused_by=None, evidence=evidence)
+            if finding.id in START_ONLY:
+                log.downs.append(line)
+            log.taken = log.taken or finding.id == "port_in_use"
+
+    def _series(self) -> list[Labels]:
+        rows = []
+        for name, log in self._logs.items():
+            common = {"host": self._host, "log": name, "server": log.server}
+            rows += [
+                series("gpuwatch_log_causes_total", **common, cause=cause, when=when)
+                for cause in CAUSES
+                for when in WHEN
+            ]
+            rows.append(series("gpuwatch_log_serving", **common))
+        return rows

@@ -1,0 +1,165 @@
+"""Files of one incident: read, joined on time and process, and judged; recordings are replayed through the pipeline."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.causes import judge
+from gpuwatch.diagnosis.causes.incident import Incident, Input
+from gpuwatch.diagnosis.ranking import rank
+from gpuwatch.model import Fact
+from gpuwatch.sources.files.commands import facts_of_launch, parse_launch
+from gpuwatch.sources.files.opening import UnreadableError
+from gpuwatch.sources.files.read import FileText, read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from gpuwatch.alerts.rulefile import RuleSet
+    from gpuwatch.diagnosis.finding import Finding, NotEnough
+    from gpuwatch.model import LogEvent
+
+FLAGS = "--flags"
+"""The source of facts from a command that was given on the command line."""
+# Files whose times are nearer to each other were copied or unpacked together: the times say nothing.
+_APART = 500
+
+
+@dataclass(frozen=True, slots=True)
+class PostMortem:
+    """What came of some files. `refused` are (path, why it could not be read)."""
+
+    inputs: tuple[Input, ...]
+    findings: tuple[Finding, ...]
+    not_enough: tuple[NotEnough, ...]
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+def investigate(
+    paths: Sequence[str],
+    flags: str,
+    now: int,
+    rules: Callable[[], RuleSet],
+    progress: Callable[[str, int, int], None] | None = None,
+) -> PostMortem:
+    """Read files and a launch command, and judge them together.
+
+    Args:
+        paths: Files, pipes, or ``-`` for standard input; one that is named twice is read once.
+        flags: A launch command, or the flags of one; may be empty.
+        now: Milliseconds since the epoch.
+        rules: Loads the rules, where a recording needs them.
+        progress: Called with a path, the bytes read of it and its size (0: unknown).
+    """
+    texts: list[FileText] = []
+    refused: list[tuple[str, str]] = []
+    for path in dict.fromkeys(paths):
+        step = None if progress is None else (lambda done, size, path=path: progress(path, done, size))
+        try:
+            texts.append(read_file(path, now, step))
+        except UnreadableError as error:
+            refused.append((path, str(error)))
+    played = [_play(text, rules, refused) for text in texts if text.recording]
+    plain = in_order([text for text in texts if not text.recording])
+    incident = join(plain, flags)
+    findings, not_enough = judge(incident) if plain or flags else ((), ())
+    for result in played:
+        findings += result.findings
+        not_enough += result.not_enough
+    inputs = incident.inputs + tuple(given for result in played for given in result.inputs)
+    return PostMortem(inputs, findings, not_enough, tuple(refused))
+
+
+def join(texts: Sequence[FileText], flags: str = "") -> Incident:
+    """Return what several files and a launch command say together."""
+    inputs = [Input(text.path, text.kind, text.engine, text.version, text.lines, text.note) for text in texts]
+    facts = [fact for text in texts for fact in text.facts]
+    launch = parse_launch(flags) if flags else None
+    if launch is not None:
+        inputs.append(Input(FLAGS, "flags", launch.engine))
+        facts += [Fact(key, value, FLAGS, 1) for key, value in facts_of_launch(launch).items()]
+    samples = [(text.path, labels, value, time) for text in texts for labels, value, time in text.samples]
+    config = next((text.config for text in texts if text.config is not None), None)
+    return Incident(tuple(inputs), tuple(facts), tuple(_events(texts)), tuple(samples), config)
+
+
+def _events(texts: Iterable[FileText]) -> list[LogEvent]:
+    """Return the events of all files in the order of time; one without a time stays with the one before it."""
+    rows: list[tuple[int, int, LogEvent]] = []
+    for place, text in enumerate(texts):
+        time = next((event.time for event in text.events if event.time), 0)
+        for event in text.events:
+            time = event.time or time
+            rows.append((time, place, event))
+    rows.sort(key=lambda row: row[:2])
+    return [event for _, _, event in rows]
+
+
+# Pages that were saved one after another
+
+
+def in_order(texts: Sequence[FileText]) -> list[FileText]:
+    """Return the files with the saved pages among them in the order in which they were saved, and their times.
+
+    The times of the files are taken where they lie apart; otherwise the names, with their numbers, give the order, and
+    the times stay unknown.
+    """
+    pages = [text for text in texts if text.kind == "metrics" and not any(time for _, _, time in text.samples)]
+    if len(pages) < 2:
+        return list(texts)
+    times = sorted(text.modified for text in pages)
+    apart = all(after - before >= _APART for before, after in pairwise(times)) and times[0] > 0
+    if apart:
+        pages = [
+            replace(text, samples=tuple((labels, value, text.modified) for labels, value, _ in text.samples))
+            for text in sorted(pages, key=lambda text: text.modified)
+        ]
+    else:
+        pages.sort(key=lambda text: natural(text.path))
+    others = [text for text in texts if text.path not in {page.path for page in pages}]
+    return [*others, *pages]
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Return a key that sorts names by the numbers in them: ``page_9`` before ``page_10``."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
+
+
+# Recordings
+
+
+def _play(text: FileText, rules: Callable[[], RuleSet], refused: list[tuple[str, str]]) -> PostMortem:
+    """Replay a recording as fast as it goes; its findings are those that were there live."""
+    from gpuwatch.pipeline.replay import replay  # noqa: PLC0415  # the pipeline is needed for recordings only
+    from gpuwatch.recording import RecordingError  # noqa: PLC0415  # as above
+
+    found: dict[object, Finding] = {}
+    not_enough: tuple[NotEnough, ...] = ()
+    engine, version, ticks = "", "", 0
+    try:
+        for result in replay(text.recording, rules()):
+            ticks += 1
+            not_enough = result.not_enough
+            found.update((finding.key, finding) for finding in result.findings if finding.state != "pending")
+    except RecordingError as error:
+        refused.append((text.path, str(error).removeprefix(f"{text.recording}: ")))
+        return PostMortem((), (), ())
+    finally:
+        if text.recording != text.path:
+            with contextlib.suppress(OSError):
+                Path(text.recording).unlink()
+    note = text.note if ticks else "holds no complete tick"
+    return PostMortem((Input(text.path, "recording", engine, version, 0, note),), _ranked(found.values()), not_enough)
+
+
+def _ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Rank the findings of a whole run; one that is over counts like one that is not."""
+    listed = list(findings)
+    states = {finding.key: finding.state for finding in listed}
+    ordered = rank(replace(finding, state="firing") for finding in listed)
+    return tuple(replace(finding, state=states[finding.key]) for finding in ordered)

@@ -1,0 +1,158 @@
+"""What outlives a restart of the daemon: since when each alert is active, in a small JSON file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuwatch.alerts.state import Saved
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+log = logging.getLogger(__name__)
+
+MARK = "gpuwatch_state"
+VERSION = 1
+MAX_BYTES = 16 << 20
+TOLERANCE_MS = 3_600_000
+"""A state older than this is not used: Prometheus' default for ``rules.alert.for-outage-tolerance``."""
+REFRESH_MS = 60_000
+"""The file is written again after this time even where no alert began or ended."""
+OFF = "off"
+
+
+def default_path(port: int) -> Path:
+    """Return where the state of the daemon on `port` is kept where nothing else is said.
+
+    systemd's ``StateDirectory`` comes first, then the user's state folder (XDG Base Directory Specification).
+    """
+    folder = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    if not folder:
+        base = os.environ.get("XDG_STATE_HOME", "")
+        folder = str((Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "gpuwatch")
+    return Path(folder) / f"serve-{port}.json"
+
+
+class StateFile:
+    """Reads the state at the start and writes it in a thread of its own; no trouble with the file stops the daemon.
+
+    A file that is not ours is never written over. Each kind of trouble is reported once, in one line.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._writable = True
+        self._said = ""
+        self._written: object = None
+        self._written_at: int | None = None
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="state", daemon=True)
+
+    def load(self, now: int) -> tuple[Saved, ...]:
+        """Return the starts that were saved, where they are of the last hour before `now` (milliseconds)."""
+        try:
+            with self.path.open("rb") as file:
+                raw = file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            self._say(f"{self.path}: {error.strerror}; findings start anew")
+            return ()
+        if raw and not raw.lstrip().startswith(f'{{"{MARK}"'.encode()):
+            self._writable = False
+            self._say(f"{self.path}: is no state file of gpuwatch and is left alone; nothing will outlive a restart")
+            return ()
+        try:
+            data = json.loads(raw)
+            if data[MARK] != VERSION:
+                self._say(f"{self.path}: state of version {data[MARK]!r}, not {VERSION}; findings start anew")
+                return ()
+            saved = [_saved(item, int(data["saved_at"])) for item in data["alerts"]]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self._say(f"{self.path}: damaged ({type(error).__name__}); findings start anew")
+            return ()
+        return tuple(item for item in saved if item.active_at <= now and now - item.saved_at <= TOLERANCE_MS)
+
+    def start(self) -> None:
+        """Start the thread that writes."""
+        self._thread.start()
+
+    def update(self, saved: Iterable[Saved], now: int) -> None:
+        """Have the state written when an alert began, fired or ended, and once a minute. Never waits."""
+        listed = sorted(saved, key=lambda item: item.labels)
+        state = tuple((item.labels, item.active_at, item.fired_at) for item in listed)
+        due = self._written_at is None or now - self._written_at >= REFRESH_MS or now < self._written_at
+        if self._writable and (state != self._written or (due and state)):
+            self._written, self._written_at = state, now
+            self._queue.put(_document(listed, now))
+
+    def stop(self, seconds: float) -> None:
+        """Write what is waiting; waits at most `seconds`."""
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while True:
+            document = self._queue.get()
+            with suppress(queue.Empty):  # only the newest counts
+                while document is not None:
+                    later = self._queue.get_nowait()
+                    if later is None:
+                        self._write(document)
+                        return
+                    document = later
+            if document is None:
+                return
+            self._write(document)
+
+    def _write(self, document: bytes) -> None:
+        """Replace the file in one step, so that a crash leaves the old one or the new one."""
+        temporary = self.path.with_name(self.path.name + ".tmp")
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(document)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+            self._said = ""
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()
+            self._say(f"{self.path}: {error.strerror}; the state is not saved")
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            log.error("%s", text)
+
+
+def _document(saved: Iterable[Saved], now: int) -> bytes:
+    alerts = [
+        {
+            "labels": dict(item.labels),
+            "active_at": item.active_at,
+            "fired_at": item.fired_at,
+            "saved_at": item.saved_at,
+        }
+        for item in saved
+    ]
+    return json.dumps({MARK: VERSION, "saved_at": now, "alerts": alerts}).encode() + b"\n"
+
+
+def _saved(item: Any, saved_at: int) -> Saved:
+    fired = item["fired_at"]
+    return Saved(
+        labels=tuple(sorted((str(key), str(value)) for key, value in item["labels"].items())),
+        active_at=int(item["active_at"]),
+        saved_at=int(item.get("saved_at", saved_at)),
+        fired_at=None if fired is None else int(fired),
+    )

@@ -1,0 +1,233 @@
+"""Requests to an HTTP API: a deadline for the whole of each, a size limit, a login, and errors people understand."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+from gpuwatch.config import ConfigError
+from gpuwatch.model import Reason, SourceError
+from gpuwatch.sources.engine.deadline import Deadline
+from gpuwatch.sources.engine.http import explain_failure, show_size, show_url
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+
+    from gpuwatch.config import EndpointConfig
+
+MOST_BYTES = 64 * 1024 * 1024
+
+# Damaged headers are our answer's business; urllib3 would also print them, with a traceback, over the screen.
+logging.getLogger("urllib3").setLevel(logging.ERROR)
+# `verify = false` was written by a person; a warning with each request would go over the screen, too.
+urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What an API answered, whatever its status."""
+
+    status: int
+    kind: str
+    body: bytes
+
+
+def login(config: EndpointConfig, variables: str) -> Callable[[], dict[str, str]]:
+    """Return a function that gives the headers of each request, with secrets read anew so that they may change.
+
+    Args:
+        config: Where the secrets are.
+        variables: Start of the names of the variables that are used where `config` names no login, such as
+            ``GPUWATCH_PROMETHEUS``: ``…_TOKEN``, or ``…_USER`` with ``…_PASSWORD``.
+
+    Raises:
+        ConfigError: a secret that is named cannot be read, by this call or later by the function it returns.
+    """
+
+    def headers() -> dict[str, str]:
+        given = dict(config.headers)
+        token = _secret(config.url, config.token_file, config.token_env)
+        user, password = config.user, _secret(config.url, config.password_file, config.password_env)
+        if not (token or user):
+            token = os.environ.get(variables + "_TOKEN", "")
+            user = os.environ.get(variables + "_USER", "")
+        if user and not password:
+            password = os.environ.get(variables + "_PASSWORD", "")
+        if token:
+            given["Authorization"] = f"Bearer {token}"
+        elif user:
+            given["Authorization"] = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+        return given
+
+    headers()
+    return headers
+
+
+def _secret(url: str, file: str, variable: str) -> str:
+    if file:
+        try:
+            secret = Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{url}: {file}: {getattr(error, 'strerror', None) or error}") from None
+        if not secret or not secret.isprintable():
+            raise ConfigError(f"{url}: {file}: allowed: one line with the secret")
+        return secret
+    if variable:
+        secret = os.environ.get(variable, "")
+        if not secret:
+            raise ConfigError(f"{url}: the variable {variable} is not set")
+        return secret
+    return ""
+
+
+def _watched(connection: socket.socket, deadline: Deadline) -> socket.socket:
+    """Hand a new connection to the deadline; where the time is over already, it is closed."""
+    try:
+        deadline.watch(connection)
+    except TimeoutError:
+        connection.close()
+        raise
+    return connection
+
+
+def _pool_classes(deadline: Deadline) -> dict[str, type[HTTPConnectionPool]]:
+    """Return urllib3 pools whose connections report their sockets to `deadline`."""
+
+    class Plain(HTTPConnection):
+        def _new_conn(self) -> socket.socket:
+            return _watched(super()._new_conn(), deadline)
+
+    class Secure(HTTPSConnection):
+        def _new_conn(self) -> socket.socket:
+            return _watched(super()._new_conn(), deadline)
+
+    class PlainPool(HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class SecurePool(HTTPSConnectionPool):
+        ConnectionCls = Secure
+
+    return {"http": PlainPool, "https": SecurePool}
+
+
+class _Adapter(HTTPAdapter):
+    def __init__(self, deadline: Deadline) -> None:
+        self._classes = _pool_classes(deadline)
+        super().__init__(pool_connections=2, pool_maxsize=1, max_retries=0)
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs)
+        self.poolmanager.pool_classes_by_scheme = self._classes
+
+    def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
+        manager = super().proxy_manager_for(*args, **kwargs)
+        manager.pool_classes_by_scheme = self._classes
+        return manager
+
+
+def _as_given(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Leave the Authorization header alone: without an `auth` of its own, requests replaces it from ``~/.netrc``."""
+    return request
+
+
+class ApiClient:
+    """Talks to one HTTP API over one connection. Not for several threads at once, but `close` may come from any.
+
+    Args:
+        base_url: Such as ``http://prometheus:9090``, with a path prefix where there is one.
+        timeout: Seconds for a whole answer.
+        headers: Sent with each request, or a function that gives them.
+        verify: Whether TLS certificates are checked, or the path of a CA bundle.
+        cert: Our own certificate, or (certificate, key), where the server asks for one.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        timeout: float,
+        headers: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
+        *,
+        verify: bool | str = True,
+        cert: str | tuple[str, str] | None = None,
+    ) -> None:
+        self.base = base_url.rstrip("/")
+        self.timeout = timeout
+        self._headers = headers if callable(headers) else lambda: headers or {}
+        self._deadline = Deadline()
+        self._session = requests.Session()
+        self._session.auth = _as_given
+        self._session.headers["User-Agent"] = "gpuwatch"
+        self._session.verify = verify
+        self._session.cert = cert
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, _Adapter(self._deadline))
+
+    @classmethod
+    def of(cls, config: EndpointConfig, variables: str) -> ApiClient:
+        """Return the client of a configured API; `variables` as for `login`.
+
+        Raises:
+            ConfigError: a secret or a certificate file that is named cannot be read.
+        """
+        for file in (config.ca_file, config.cert_file, config.key_file):
+            if file and not Path(file).is_file():
+                raise ConfigError(f"{config.url}: {file}: No such file")
+        cert = (config.cert_file, config.key_file) if config.key_file else config.cert_file or None
+        verify = config.ca_file or True if config.verify else False
+        return cls(config.url, config.timeout, login(config, variables), verify=verify, cert=cert)
+
+    def ask(self, path: str, form: Mapping[str, str] | None = None, json: Any = None) -> Reply:
+        """POST `form` or `json` to `path`, or GET it where neither is given.
+
+        Raises:
+            SourceError: Nothing answered, not in time, too much, or a secret cannot be read.
+        """
+        url = self.base + path
+        method = "GET" if form is None and json is None else "POST"
+        self._deadline.start(self.timeout)
+        parts, size = [], 0
+        try:
+            with self._session.request(
+                method,
+                url,
+                data=form,
+                json=json,
+                headers=self._headers(),
+                timeout=self.timeout,
+                stream=True,
+                verify=self._session.verify,  # else REQUESTS_CA_BUNDLE would count more than a named file
+            ) as response:
+                for part in response.iter_content(65_536):
+                    size += len(part)
+                    if size > MOST_BYTES:
+                        raise SourceError(
+                            Reason.TOO_LARGE, f"{show_url(url)}: the answer is over {show_size(MOST_BYTES)}"
+                        )
+                    parts.append(part)
+            if self._deadline.expired:  # the end of file may be ours
+                raise TimeoutError
+        except ConfigError as error:
+            raise SourceError(Reason.UNAUTHORIZED, str(error)) from None
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            self._deadline.release()
+            cause = TimeoutError() if self._deadline.expired else error
+            raise explain_failure(cause, url, self.timeout) from None
+        finally:
+            self._deadline.stop()
+        return Reply(response.status_code, response.headers.get("Content-Type", ""), b"".join(parts))
+
+    def close(self) -> None:
+        """End a request in progress and close the connections."""
+        self._deadline.expire()
+        self._session.close()

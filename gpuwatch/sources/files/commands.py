@@ -1,0 +1,183 @@
+"""Launch commands and settings of the environment, wherever they stand: shells, containers, units, ``.env``."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwatch.engines.flags import FLAGS, PRESENT, flag_facts, parse_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuwatch.sources.files.samples import Found
+    from gpuwatch.sources.files.text import Text
+
+_LAUNCH = re.compile(
+    r"(?:(?P<vllm>(?:^|[\s\"'/])vllm[\"']?,? [\"']?serve\b|\bvllm\.entrypoints\.[\w.]*api_server\b"
+    r"|\bvllm/vllm-openai[\w:.@-]*)"
+    r"|(?P<sglang>\bsglang\.launch_server\b|(?:^|[\s\"'/])sglang serve\b|\blmsysorg/sglang[\w:.@-]*))[\"']?(?=\s|,|$)"
+)
+_NO_COMMAND = re.compile(r"^usage:|--help\b|\[options\]|^\S+: error:|Namespace\(", re.IGNORECASE)
+_OPERATORS = frozenset({"|", "||", "&&", ";", "&", ">", ">>", "2>&1", "2>", "<", "|&"})
+_WORDS = ("serve", ".entrypoints", "vllm-openai", "launch_server", "lmsysorg", "args:", "command:", "entrypoint:")
+_MOST_LINES = 100
+_MOST_TEXT = 8000
+_LIST_HEAD = re.compile(r"^\s*(?:- )?(?P<key>args|command|entrypoint):\s*(?P<rest>.*)$")
+_LIST_ITEM = re.compile(r"^\s*-\s+(?P<item>\S.*)$")
+_QUOTED = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'")
+
+_FAMILIES = (
+    "VLLM|SGLANG|SGL|NCCL|CUDA|TORCH|PYTORCH|HF|TRANSFORMERS|OMP|MKL|OPENBLAS|RAY|GLOO|LMCACHE|UCX|NVSHMEM|TRITON|FLASHINFER"
+    "|TOKENIZERS|NVIDIA|CUBLAS|MOONCAKE"
+)
+_ENV = re.compile(
+    rf"(?<![\w-])(?P<name>(?:{_FAMILIES})_[A-Z0-9_]+|PYTHONHASHSEED)="
+    r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s\"';\\]*)"
+)
+_ENV_LINE = re.compile(
+    r"^\s*(?:[-$#+] |export |declare -x |ENV |Environment=|set |env )*[\"']?"
+    rf"(?:(?:{_FAMILIES})_[A-Z0-9_]+|PYTHONHASHSEED)="
+)
+_RUNS = re.compile(r"\b(?:docker|podman) run\b|\bvllm serve\b|\blaunch_server\b|\bapi_server\b|(?:^|\s)(?:-e|--env) ")
+_ENV_NAME = re.compile(rf"^\s*- name: [\"']?(?P<name>(?:{_FAMILIES})_[A-Z0-9_]+|PYTHONHASHSEED)[\"']?\s*$")
+_ENV_VALUE = re.compile(r"^\s*value: *[\"']?(?P<value>[^\"']*)[\"']?\s*$")
+_ENV_COLON = re.compile(rf"^\s+(?P<name>(?:{_FAMILIES})_[A-Z0-9_]+): *[\"']?(?P<value>[^\"'#]+?)[\"']?\s*$")
+_FAMILY_HEADS = (*(f"{family}_" for family in _FAMILIES.split("|")), "PYTHONHASHSEED")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch command: the engine, the words behind the program, and the text as it stands in the file."""
+
+    engine: str
+    arguments: tuple[str, ...]
+    text: str
+    line: int = 0
+
+
+def parse_launch(text: str) -> Launch | None:
+    """Read one command, or the flags alone; None where it is neither."""
+    found = _LAUNCH.search(text)
+    if found is not None:
+        engine = "vllm" if found["vllm"] else "sglang"
+        return Launch(engine, tuple(_words(text[found.end() :])), text.strip())
+    words = list(_words(text))
+    if not any(word.startswith("-") for word in words):
+        return None
+    known = {engine: len(parse_flags(engine, words)) for engine in FLAGS}
+    return Launch("sglang" if known["sglang"] > known["vllm"] else "vllm", tuple(words), text.strip())
+
+
+def _words(text: str) -> Iterator[str]:
+    """Yield the words of a command up to the first operator of the shell."""
+    try:
+        words = shlex.split(text.replace("\\\n", " "))
+    except ValueError:
+        words = text.split()
+    for word in words:
+        if word in _OPERATORS:
+            return
+        bare = word.strip("`,")
+        if bare:
+            yield bare
+
+
+def facts_of_launch(launch: Launch) -> dict[str, str | float | int | bool]:
+    """Return the facts of a command by key, the command itself among them."""
+    facts: dict[str, str | float | int | bool] = {"command": launch.text}
+    facts["engine"] = launch.engine
+    facts |= flag_facts(launch.engine, parse_flags(launch.engine, launch.arguments))
+    first = launch.arguments[0] if launch.arguments else ""
+    if launch.engine == "vllm" and first and not first.startswith("-") and "model" not in facts and first != "MODEL":
+        facts["model"] = first
+    return facts
+
+
+def read_commands(text: Text, found: Found) -> None:
+    """Read the launch commands in a text."""
+    places = text.numbers(_WORDS)
+    engine = "sglang" if places and text.has(("sglang",)) else "vllm"
+    done = 0
+    for at in places:
+        line = text.line(at)
+        if at <= done:
+            continue
+        launch: Launch | None = None
+        if (head := _LIST_HEAD.match(line)) is not None:
+            launch, done = _list(at, head["rest"], text, engine)
+        elif _LAUNCH.search(line) is not None and _NO_COMMAND.search(line) is None:
+            launch, done = _shell(at, text)
+        if launch is not None:
+            found.is_kind("flags")
+            for key, value in facts_of_launch(launch).items():
+                found.tell(key, value, at)
+
+
+def _shell(at: int, lines: Text) -> tuple[Launch | None, int]:
+    """Return the command that begins in a line, and the last line of it."""
+    text, last = lines.line(at), at
+    while text.rstrip().endswith("\\") and last < lines.count and last - at < _MOST_LINES:
+        last += 1
+        text = text.rstrip().removesuffix("\\") + " " + lines.line(last).strip()
+    launch = parse_launch(text[:_MOST_TEXT])
+    if launch is None or not any(word.startswith("-") for word in launch.arguments):
+        return None, at
+    return Launch(launch.engine, launch.arguments, _from_program(launch.text), at), last
+
+
+def _from_program(text: str) -> str:
+    """Return a command without the prompt, the log prefix or the table columns in front of it."""
+    found = re.search(r"(?:[\w./-]*python[\d.]* -m |docker run |podman run |[\w./-]*(?:vllm|sglang) serve)", text)
+    return text[found.start() :] if found is not None else text
+
+
+def _list(at: int, rest: str, lines: Text, engine: str) -> tuple[Launch | None, int]:
+    """Return the command in a list of YAML, in one line or one item per line, and the last line of it."""
+    words, last = [first or second for first, second in _QUOTED.findall(rest)] if rest.startswith("[") else [], at
+    if rest and not rest.startswith(("[", ">", "|")):
+        words = list(_words(rest))
+    while last < lines.count and last - at < _MOST_LINES:
+        text = lines.line(last + 1)
+        item = _LIST_ITEM.match(text)
+        if rest.startswith("[") and "]" not in rest:
+            words += [first or second for first, second in _QUOTED.findall(text)]
+            rest += text
+        elif item is not None and not rest:
+            words += _words(item["item"])
+        elif rest in (">", ">-", "|", "|-") and text.startswith("  ") and text.strip():
+            words += _words(text)
+        else:
+            break
+        last += 1
+    if sum(word.startswith("--") for word in words) < 1:
+        return None, at
+    if words[:1] and words[0] in ("vllm", "sglang") and words[1:2] == ["serve"]:
+        engine, words = words[0], words[2:]
+    elif any("launch_server" in word for word in words):
+        engine = "sglang"
+    names = {"vllm": "vllm serve", "sglang": "python -m sglang.launch_server"}
+    return Launch(engine, tuple(words), f"{names[engine]} {shlex.join(words)}"[:_MOST_TEXT], at), last
+
+
+def read_environment(text: Text, found: Found) -> None:
+    """Read the settings of the environment in a text."""
+    for at in text.numbers(_FAMILY_HEADS):
+        line = text.line(at)
+        pairs = []
+        # In the middle of a sentence a setting is a proposal, as in the texts of torch and NCCL.
+        if "=" in line and (_ENV_LINE.match(line) is not None or _RUNS.search(line) is not None):
+            pairs = [(match["name"], match["value"].strip("\"',")) for match in _ENV.finditer(line)]
+        colon = _ENV_COLON.match(line)
+        if colon is not None:
+            pairs.append((colon["name"], colon["value"].strip()))
+        named = _ENV_NAME.match(line)
+        value = _ENV_VALUE.match(text.line(at + 1)) if named is not None else None
+        if named is not None and value is not None:
+            pairs.append((named["name"], value["value"].strip()))
+        for key, setting in pairs:
+            found.is_kind("flags")
+            found.tell(f"env.{key}", PRESENT if _SECRET.search(key) else setting, at)

@@ -1,0 +1,152 @@
+"""Fleet rows: one per machine, with what is worst there; sums are of countable things, ratios are never combined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.finding import SEVERITY_ORDER
+from gpuwatch.tui.text import clean
+from gpuwatch.tui.view.status import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpuwatch.snapshot import Snapshot
+    from gpuwatch.tui.view.findings import Row
+
+FIGURES = (
+    "host_gpus",
+    "host_gpus_not_ok",
+    "host_gpu_memory_used",
+    "host_gpu_memory_total",
+    "host_idlest_gpu",
+    "host_busiest_gpu",
+    "host_gpu_power",
+    "host_engines",
+    "host_engines_silent",
+    "host_sources_silent",
+    "host_kv_highest",
+    "host_running",
+    "host_waiting",
+    "host_generation_rate",
+    "host_last_seen",
+)
+"""Catalogue queries with one value per machine."""
+
+LOST_SECONDS = 120.0
+"""A machine that was scraped within the last hour and not for this long is called lost: two minutes, four scrapes of
+30 s or eight of 15 s."""
+GLYPHS = {"critical": "●", "warning": "▲", "info": "○"}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine. `figures` holds what is known by query name; `lost` is how long it has not been scraped, in seconds.
+
+    `findings` are its firing findings, the worst first.
+    """
+
+    key: tuple[str, str]
+    figures: Mapping[str, float] = field(default_factory=dict)
+    findings: tuple[Row, ...] = ()
+    lost: float | None = None
+
+    @property
+    def cluster(self) -> str:
+        """The cluster, or the empty string."""
+        return clean(self.key[0])
+
+    @property
+    def host(self) -> str:
+        """The host name."""
+        return clean(self.key[1]) or "(no host label)"
+
+    @property
+    def name(self) -> str:
+        """Host and cluster in one word."""
+        return f"{self.cluster}/{self.host}" if self.cluster else self.host
+
+    @property
+    def severity(self) -> str:
+        """The worst severity of its firing findings that nobody has silenced, or the empty string."""
+        loud = [row.finding.severity for row in self.findings if not (row.silenced or row.acknowledged)]
+        return max(loud, key=lambda name: SEVERITY_ORDER[name], default="")
+
+    def get(self, query: str) -> float | None:
+        """Return one figure, None when it is absent."""
+        return self.figures.get(query)
+
+
+def machines(snapshot: Snapshot, rows: Sequence[Row], cluster_label: str = "cluster") -> tuple[Machine, ...]:
+    """Return every machine that the answers or the findings speak of, those in trouble first, otherwise by name."""
+    figures: dict[tuple[str, str], dict[str, float]] = {}
+    for query in FIGURES:
+        for labels, value in snapshot.answer(query).samples:
+            own = dict(labels)
+            key = (own.get(cluster_label, ""), own.get("host", ""))
+            if value == value:  # noqa: PLR0124  # NaN is not equal to itself
+                figures.setdefault(key, {})[query] = value
+    findings: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.finding.state == "firing" and "host" in row.finding.labels:
+            findings.setdefault(machine_of(row, cluster_label), []).append(row)
+    made = [
+        Machine(
+            key,
+            figures.get(key, {}),
+            tuple(sorted(findings.get(key, []), key=lambda row: -SEVERITY_ORDER[row.finding.severity])),
+            _lost(figures.get(key, {}), snapshot.time),
+        )
+        for key in figures.keys() | findings.keys()
+    ]
+    return tuple(sorted(made, key=_order))
+
+
+def machine_of(row: Row, cluster_label: str = "cluster") -> tuple[str, str]:
+    """Return the machine that a finding is about."""
+    labels = row.finding.labels
+    return labels.get(cluster_label, ""), labels.get("host", "")
+
+
+def _lost(figures: Mapping[str, float], time: int) -> float | None:
+    seen = figures.get("host_last_seen")
+    silent = time / 1000 - seen if seen is not None else 0.0
+    return silent if silent >= LOST_SECONDS else None
+
+
+def _order(machine: Machine) -> tuple[int, tuple[str, str]]:
+    """Sort key: critical, lost, warning, the rest; by name within, so that rows stay where they are."""
+    if machine.severity == "critical":
+        return 0, machine.key
+    if machine.lost is not None:
+        return 1, machine.key
+    return (2 if machine.severity == "warning" else 3), machine.key
+
+
+def totals(found: Sequence[Machine], *, brief: bool = False) -> list[tuple[str, str]]:
+    """Return (words, tone) of the whole fleet: machines, lost ones, GPUs, engines, findings; `brief` in fewer cells."""
+    lost = sum(machine.lost is not None for machine in found)
+    parts = [(plural(len(found), "host"), "bright")]
+    if lost:
+        parts.append((f"{lost} lost", "crit"))
+    for query, word, bad, what in (
+        ("host_gpus", "GPU", "host_gpus_not_ok", "not ok"),
+        ("host_engines", "engine", "host_engines_silent", "silent"),
+    ):
+        known = [machine.get(query) for machine in found if machine.get(query) is not None]
+        if known:
+            parts.append((plural(round(sum(filter(None, known))), word), ""))
+        wrong = round(sum(machine.get(bad) or 0 for machine in found))
+        if wrong:
+            parts.append((f"{wrong} {what}", "warn"))
+    firing = [row.finding.severity for machine in found for row in machine.findings]
+    parts += [
+        (
+            f"{GLYPHS[name]} {firing.count(name)}{'' if brief else f' {name}'}",
+            {"critical": "crit", "warning": "warn"}.get(name, "info"),
+        )
+        for name in ("critical", "warning", "info")
+        if name in firing
+    ]
+    return parts

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuwatch.cli import main
+
+DEMO = str(Path(__file__).resolve().parents[3] / "gpuwatch/data/demo.rec")
+
+
+def test_the_demo_comes_out_as_openmetrics_with_its_alert(capsys):
+    assert main(["export", DEMO, "--openmetrics", "--step", "15"]) == 0
+    text = capsys.readouterr().out
+    assert text.endswith("# EOF\n")
+    assert 'ALERTS{alertname="GpuwatchKvPreemptionStorm"' in text
+    assert "# TYPE gpuwatch_engine_generation_tokens counter\n" in text
+
+
+def test_a_file_appears_when_it_is_complete_and_is_not_overwritten(tmp_path, capsys):
+    out = tmp_path / "demo.om"
+    assert main(["export", DEMO, "--openmetrics", "--step", "60", "-o", str(out)]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"series in {out}" in said.err
+    assert out.read_text().endswith("# EOF\n")
+    before = out.read_bytes()
+    assert main(["export", DEMO, "--openmetrics", "-o", str(out)]) == 2
+    assert capsys.readouterr().err == f"gpuwatch export: {out}: exists already; choose another name\n"
+    assert out.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([DEMO], "--openmetrics"),
+        ([DEMO, "--openmetrics", "--step", "-1"], "'-1' is not a number of seconds from 0 to 3600"),
+        ([DEMO, "--openmetrics", "--step", "nan"], "'nan' is not a number of seconds from 0 to 3600"),
+    ],
+)
+def test_wrong_usage_is_one_line(capsys, words, said):
+    with pytest.raises(SystemExit) as stopped:
+        main(["export", *words])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_what_is_no_recording_and_a_json_wish_are_refused(tmp_path, capsys):
+    (tmp_path / "x").write_text("no")
+    assert main(["export", str(tmp_path / "x"), "--openmetrics"]) == 2
+    assert capsys.readouterr().err == f"gpuwatch export: {tmp_path / 'x'}: not a gpuwatch recording\n"
+    assert main(["export", DEMO, "--openmetrics", "--json"]) == 2
+    assert "--json" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys):
+    assert main(["export", DEMO, "--openmetrics", "--step", "60", "-o", str(tmp_path / "no" / "x")]) == 2
+    assert capsys.readouterr().err == f"gpuwatch export: {tmp_path / 'no' / 'x'}: No such file or directory\n"

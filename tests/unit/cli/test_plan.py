@@ -1,0 +1,184 @@
+"""``gpuwatch plan`` as it is called."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpuwatch.cli import main
+from tests.unit.ledger.models import config
+
+GIB = 2**30
+
+
+def planned(capsys, *arguments):
+    code = main(["plan", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model of 40 layers, 8 KV heads of 128."""
+    (tmp_path / "config.json").write_text(json.dumps(config(40, 8, 128, max_position_embeddings=32768)))
+    return tmp_path
+
+
+def test_the_documented_keys_are_there(capsys, folder):
+    code, plan = planned(capsys, str(folder), "--gpus", "2", "--gpu-memory", "80")
+    assert code == 0
+    assert plan["schema"] == 1
+    assert plan["verdict"] == "fits"
+    assert [card["gpu"] for card in plan["per_gpu"]] == [0, 1]
+    card = plan["per_gpu"][0]
+    assert set(card["components"]) == {"weights", "kv_cache", "activations", "graphs", "context", "communication"}
+    assert card["total"] == pytest.approx(sum(card["components"].values()), abs=6)
+    assert card["capacity"] == 80 * GIB
+    assert plan["kv"]["bytes_per_token"] == 163_840
+    assert set(plan["kv"]) >= {"tokens", "max_context", "max_concurrency"}
+    assert 0 < plan["error_band"] < 0.2
+    assert plan["fewest_gpus"] == 1
+    assert all(set(row) >= {"change", "max_context", "max_concurrency", "costs"} for row in plan["what_if"])
+
+
+def test_a_request_is_judged_by_the_context_that_was_asked_for(capsys, folder):
+    arguments = (str(folder), "--params", "32e9", "--kv-dtype", "fp8", "--context", "1048576", "--gpu-memory", "79.3")
+    assert planned(capsys, *arguments, "--gpus", "2")[1]["verdict"] == "tight"
+    assert planned(capsys, *arguments, "--gpus", "1")[1]["verdict"] == "does_not_fit"
+
+
+def test_independent_cards_share_nothing(capsys, folder):
+    arguments = (str(folder), "--params", "32e9", "--weights", "int4", "--context", "32768", "--gpu-memory", "24")
+    assert planned(capsys, *arguments, "--gpus", "4", "--tp", "1")[1]["verdict"] == "does_not_fit"
+    assert planned(capsys, *arguments, "--gpus", "4")[1]["verdict"] == "fits"
+
+
+def test_what_does_not_fit_fails_a_script_that_asks_for_it(capsys, folder):
+    arguments = (str(folder), "--params", "300e9", "--gpu-memory", "80")
+    assert planned(capsys, *arguments)[0] == 0
+    assert planned(capsys, *arguments, "--fail-on", "does_not_fit")[0] == 1
+
+
+def test_two_models_share_the_cards(capsys, folder):
+    one = planned(capsys, str(folder), "--gpu-memory", "141", "--context", "8192")[1]
+    two = planned(capsys, str(folder), "Qwen/Qwen3-8B", "--gpu-memory", "141", "--context", "8192")[1]
+    assert two["per_gpu"][0]["total"] > one["per_gpu"][0]["total"] + 15 * GIB
+    assert [model["name"] for model in two["models"]] == [str(folder), "Qwen/Qwen3-8B"]
+
+
+def test_a_launch_command_is_read_and_repaired(capsys):
+    command = (
+        "CUDA_VISIBLE_DEVICES=0,1 vllm serve Qwen/Qwen3-8B -tp 2 --chunked-prefill-size 8192 --max-model-len=32768 "
+        "--gpu-memory-utilization 0.9"
+    )
+    _, plan = planned(capsys, "--from-command", command, "--gpu-memory", "24", "--engine-version", "0.32.0")
+    assert plan["flags"] == [
+        {
+            "flag": "--chunked-prefill-size",
+            "problem": "no version of vLLM has --chunked-prefill-size",
+            "replacement": "--max-num-batched-tokens",
+        }
+    ]
+    assert plan["command"] == (
+        "vllm serve Qwen/Qwen3-8B -tp 2 --max-num-batched-tokens 8192 --max-model-len=32768 "
+        "--gpu-memory-utilization 0.9"
+    )
+    assert len(plan["per_gpu"]) == 2
+    assert plan["kv"]["context"] == 32768
+    assert plan["models"][0]["fraction"] == 0.9
+
+
+def test_sglangs_fp8_is_answered_with_a_type_that_it_takes(capsys):
+    command = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --kv-cache-dtype fp8 --tp-size 1"
+    _, plan = planned(capsys, "--from-command", command)
+    assert plan["flags"][0]["flag"] == "--kv-cache-dtype"
+    assert "--kv-cache-dtype fp8_e4m3" in plan["command"]
+    assert plan["models"][0]["engine"] == "sglang"
+
+
+def test_weights_come_from_the_index_of_the_files(capsys, folder):
+    index = {
+        "metadata": {"total_size": 20 * GIB},
+        "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model-1.safetensors").write_bytes(b"")
+    _, plan = planned(capsys, str(folder))
+    assert plan["per_gpu"][0]["components"]["weights"] == 20 * GIB
+    assert any("1 of 2 weight files of the index are not in the folder" in note for note in plan["notes"])
+
+
+def test_four_bit_kv_counts_its_scales_beside_the_exact_bytes_of_a_token(capsys, folder):
+    _, plan = planned(capsys, str(folder), "--kv-dtype", "int4")
+    assert plan["kv"]["bytes_per_token"] == 40_960
+    assert plan["kv"]["scale_bytes_per_token"] == 2_560  # a quarter of a bit for each of 81,920 elements
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--gpus", "0"], "--gpus is 0; allowed: 1 to 1,000,000,000"),
+        (["--context", "5000000000"], "--context is 5000000000; allowed: 1 to 1,000,000,000"),
+        (["--gpu-memory", "nan"], "--gpu-memory is nan; allowed: 0.5 to 4096"),
+        (["--utilization", "1.5"], "--utilization is 1.5; allowed: above 0, at most 1"),
+        (["--kv-dtype", "x"], "--kv-dtype is 'x'; allowed: auto"),
+        (["--weights", "q9"], "'q9' is no weight type; allowed:"),
+        (["--engine-version", "new"], "--engine-version is 'new'; a version such as 0.33.0 is expected"),
+        (["--tp", "4", "--gpus", "2"], "--tp 4 x --pp 1 needs 4 cards, but --gpus is 2"),
+        (["--from-command", "echo hello"], "--from-command has no engine in it"),
+        (["--from-command", "vllm serve 'x"], "--from-command cannot be split into words"),
+    ],
+)
+def test_wrong_arguments_get_one_line(capsys, folder, arguments, says):
+    assert main(["plan", str(folder), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is not JSON"),
+        ("[1]", "holds a list; a config.json is an object"),
+        ('{"num_hidden_layers": -1}', "num_hidden_layers is -1; allowed: 0 to 1e+12"),
+        ('{"num_hidden_layers": "x"}', "num_hidden_layers is 'x'; a whole number is expected"),
+        ("{}", "no layer keeps a KV cache or a state"),
+    ],
+)
+def test_a_config_that_cannot_be_used_gets_one_line(capsys, tmp_path, text, says):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    assert main(["plan", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+def test_no_model_and_an_unknown_one_get_one_line(capsys, tmp_path):
+    assert main(["plan"]) == 2
+    assert "no MODEL" in capsys.readouterr().err
+    assert main(["plan", "who/knows"]) == 2
+    assert "'who/knows' is neither a folder nor a file" in capsys.readouterr().err
+    assert main(["plan", str(tmp_path)]) == 2
+    assert "has no config.json" in capsys.readouterr().err
+
+
+def test_missing_fields_are_named_and_what_can_be_computed_is(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {"architectures": ["NewForCausalLM"], "num_hidden_layers": 40, "num_key_value_heads": 8, "head_dim": 128}
+        )
+    )
+    _, plan = planned(capsys, str(tmp_path), "--context", "1024", "--params", "8e9")
+    assert plan["kv"]["bytes_per_token"] == 163_840
+    assert plan["models"][0]["missing"] == ["hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"]
+
+
+def test_text_for_people_says_verdict_parts_and_what_was_assumed(capsys, folder):
+    assert main(["plan", str(folder), "--context", "32768"]) == 0
+    out = capsys.readouterr().out
+    assert "verdict: tight" in out or "verdict: fits" in out
+    assert "KV cache: 163,840 bytes per token" in out
+    assert "cards of 80 GiB assumed (--gpu-memory)" in out
+    assert max(map(len, out.splitlines()[1:])) <= 120  # the first line names the model

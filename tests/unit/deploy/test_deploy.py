@@ -1,0 +1,218 @@
+"""The files of deploy/ fit the program: options, keys, ports, and the table of causes and symptoms."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpuwatch.cli import build_parser
+from gpuwatch.config import load
+
+ROOT = Path(__file__).resolve().parents[3]
+DEPLOY = ROOT / "deploy"
+SLURM = DEPLOY / "slurm"
+PORT = "19400"
+
+
+def documents(name):
+    return list(yaml.safe_load_all((DEPLOY / name).read_text()))
+
+
+def gpuwatch_container(name):
+    for document in documents(name):
+        if document["kind"] in ("DaemonSet", "Deployment"):
+            pod = document["spec"]["template"]["spec"]
+            return pod, next(one for one in pod["containers"] if one["name"] == "gpuwatch")
+    raise LookupError(name)
+
+
+def test_the_alertmanager_example_is_what_its_generator_writes():
+    generator = runpy.run_path(str(ROOT / "tests/tools/alertmanager_config.py"))
+    assert (DEPLOY / "alertmanager/alertmanager.yml").read_text() == generator["text"]()
+
+
+def commands():
+    dockerfile = (DEPLOY / "container/Dockerfile").read_text()
+    yield json.loads(re.search(r"^CMD (\[.*\])$", dockerfile, re.MULTILINE)[1])
+    unit = (DEPLOY / "systemd/gpuwatch.service").read_text()
+    yield re.search(r"^ExecStart=\S+ (.*)$", unit, re.MULTILINE)[1].split()
+    for name in ("kubernetes/daemonset.yaml", "kubernetes/sidecar.yaml"):
+        yield gpuwatch_container(name)[1]["args"]
+
+
+@pytest.mark.parametrize("command", list(commands()), ids=["container", "systemd", "daemonset", "sidecar"])
+def test_every_command_line_is_one_that_gpuwatch_takes(command):
+    assert build_parser().parse_args(command).command == "serve"
+
+
+def configurations():
+    yield (DEPLOY / "systemd/gpuwatch.toml").read_text()
+    for name in ("kubernetes/daemonset.yaml", "kubernetes/sidecar.yaml"):
+        yield from (
+            document["data"]["gpuwatch.toml"] for document in documents(name) if document["kind"] == "ConfigMap"
+        )
+
+
+@pytest.mark.parametrize("text", list(configurations()), ids=["systemd", "daemonset", "sidecar"])
+def test_every_configuration_can_be_read_and_listens_on_the_port_that_is_scraped(text, tmp_path):
+    file = tmp_path / "gpuwatch.toml"
+    file.write_text(text)
+    assert load(file).serve.listen.endswith(":" + PORT)
+
+
+def test_one_port_everywhere():
+    assert f"EXPOSE {PORT}" in (DEPLOY / "container/Dockerfile").read_text()
+    for name in ("kubernetes/daemonset.yaml", "kubernetes/sidecar.yaml"):
+        (port,) = gpuwatch_container(name)[1]["ports"]
+        assert (port["name"], port["containerPort"]) == ("metrics", int(PORT))
+    targets = yaml.safe_load((DEPLOY / "prometheus/targets.yml").read_text())
+    assert all(target.endswith(":" + PORT) for group in targets for target in group["targets"])
+    (endpoint,) = documents("kubernetes/podmonitor.yaml")[0]["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] == "metrics"
+
+
+def test_the_daemonset_sees_host_processes_and_has_no_privileges():
+    pod, container = gpuwatch_container("kubernetes/daemonset.yaml")
+    assert pod["hostPID"] is True
+    security = container["securityContext"]
+    assert security["runAsNonRoot"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert not security["allowPrivilegeEscalation"]
+    assert "nvidia.com/gpu" not in container["resources"]["limits"]
+
+
+def test_what_is_mounted_is_a_volume_and_what_is_monitored_exists():
+    names = set()
+    for name in ("kubernetes/daemonset.yaml", "kubernetes/sidecar.yaml"):
+        pod, container = gpuwatch_container(name)
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} <= set(volumes)
+        maps = {document["metadata"]["name"] for document in documents(name) if document["kind"] == "ConfigMap"}
+        assert {volume["configMap"]["name"] for volume in volumes.values() if "configMap" in volume} == maps
+        template = next(one for one in documents(name) if one["kind"] in ("DaemonSet", "Deployment"))["spec"][
+            "template"
+        ]
+        names.add(template["metadata"]["labels"]["app.kubernetes.io/name"])
+    (expression,) = documents("kubernetes/podmonitor.yaml")[0]["spec"]["selector"]["matchExpressions"]
+    assert set(expression["values"]) == names
+
+
+def test_the_image_holds_what_the_package_is_built_from():
+    ignored = (DEPLOY / "container/Dockerfile.dockerignore").read_text().splitlines()
+    kept = {line[1:] for line in ignored if line.startswith("!")}
+    assert kept >= {"gpuwatch", "rules", "dashboards", "docs/runbook.md", "pyproject.toml", "README.md", "LICENSE"}
+    for name in kept:
+        assert (ROOT / name).exists(), name
+
+
+def test_every_link_of_the_readmes_leads_somewhere():
+    for path in DEPLOY.rglob("README.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path}: {target}"
+
+
+class Node:
+    """A made-up node: a `gpuwatch` that prints a prepared report, a `scontrol` that notes what it is told."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.told = folder / "told"
+        gpuwatch = folder / "gpuwatch"
+        gpuwatch.write_text(
+            f'#!/bin/sh\ncase "$*" in *--record*) exec {sys.executable} -c \'import time; time.sleep(60)\' "$@";; '
+            f"esac\n"
+            f"cat {folder}/report.json\nexit $(cat {folder}/code)\n"
+        )
+        scontrol = folder / "scontrol"
+        scontrol.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >>{self.told}\n')
+        for program in (gpuwatch, scontrol):
+            program.chmod(0o755)
+        self.report()
+        (folder / "code").write_text("0")
+
+    def report(self, *ids, state="firing"):
+        findings = [
+            {"id": name, "state": state, "labels": {"gpu": "3"}, "cause": "GPU 3 has dropped off."} for name in ids
+        ]
+        (self.folder / "report.json").write_text(json.dumps({"schema": 1, "findings": findings}))
+
+    def run(self, script, **environment):
+        env = {
+            **os.environ, "GPUWATCH": str(self.folder / "gpuwatch"), "SCONTROL": str(self.folder / "scontrol"),
+            "SLURM_JOB_ID": "42", "SLURMD_NODENAME": "node-07", "GPUWATCH_RECORD": "", **environment,
+        }  # fmt: skip
+        return subprocess.run(
+            ["sh", str(SLURM / script)], env=env, capture_output=True, text=True, timeout=30, check=False
+        )
+
+
+@pytest.fixture
+def node(tmp_path):
+    return Node(tmp_path)
+
+
+def test_a_healthy_node_takes_the_job_and_is_not_drained_after_it(node):
+    node.report("kv_preemption_storm", "engine_down")  # the job's own affairs
+    for script in ("prolog.sh", "epilog.sh"):
+        done = node.run(script)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not node.told.exists()
+
+
+def test_a_lost_gpu_refuses_the_job_with_the_reason(node):
+    node.report("gpu_lost")
+    done = node.run("prolog.sh")
+    assert done.returncode == 1
+    assert done.stdout == "gpuwatch: gpu_lost GPU 3: GPU 3 has dropped off.\n"
+
+
+def test_a_gpu_that_broke_during_the_job_drains_the_node_with_the_reason(node):
+    node.report("xid_hardware")
+    assert node.run("epilog.sh").returncode == 0
+    assert node.told.read_text().splitlines() == [
+        "update", "NodeName=node-07", "State=DRAIN", "Reason=gpuwatch: xid_hardware GPU 3: GPU 3 has dropped off.",
+    ]  # fmt: skip
+
+
+def test_a_trouble_that_is_over_drains_nothing(node):
+    node.report("gpu_lost", state="resolved")
+    assert node.run("prolog.sh").returncode == 0
+
+
+@pytest.mark.parametrize("report", ["", '{"findings": [{}]}'])
+def test_a_check_that_did_not_run_says_nothing_about_the_node(node, report):
+    (node.folder / "report.json").write_text(report)
+    (node.folder / "code").write_text("2")
+    assert node.run("prolog.sh").returncode == 0
+    assert node.run("epilog.sh").returncode == 0
+    assert not node.told.exists()
+
+
+def test_a_recording_runs_from_prolog_to_epilog(node):
+    folder = node.folder / "records"
+    assert node.run("prolog.sh", GPUWATCH_RECORD=str(folder)).returncode == 0
+    pid = int((folder / "job-42.pid").read_text())
+    assert b"job-42.rec" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert node.run("epilog.sh", GPUWATCH_RECORD=str(folder)).returncode == 0
+    assert not (folder / "job-42.pid").exists()
+    deadline = time.monotonic() + 10
+    while (state := Path(f"/proc/{pid}/stat")).exists() and state.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline, "the recorder still runs"
+        time.sleep(0.02)
+
+
+def test_a_number_that_belongs_to_another_process_now_is_left_alone(node):
+    folder = node.folder / "records"
+    folder.mkdir()
+    (folder / "job-42.pid").write_text(str(os.getpid()))
+    assert node.run("epilog.sh", GPUWATCH_RECORD=str(folder)).returncode == 0
+    assert not (folder / "job-42.pid").exists()

@@ -1,0 +1,129 @@
+"""Prefill peaks: what one step took, what the next one takes, and the settings that make room for it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gpuwatch.diagnosis.activation import Step
+from tests.unit.diagnosis.watch import CONFIG, ENGINE, SGLANG, Watch, flags, gpu, name, texts
+
+GIB = 1 << 30
+
+
+def after(second, low, high):
+    return lambda now: high if now >= second else low
+
+
+def card(**gib):
+    rows = {name("gpu_memory_total_bytes", gpu(0)): 80.0 * GIB}
+    for short, value in gib.items():
+        rows[name(f"gpu_memory_{short}_bytes", gpu(0))] = lambda now, value=value: value(now) * GIB
+    return rows
+
+
+def peak(left=0.5, took=9.0, engine=ENGINE):
+    """A step of `took` GiB at second 20 that leaves `left` GiB of an 80 GiB card, while prompts are computed."""
+    room = took + left
+    return {
+        **card(
+            used=after(20, 79.5 - room, 79.5 - room + took / 2),
+            free=after(20, room, room - took / 2),
+            peak=after(20, 79.5 - room, 79.5 - left),
+            step=after(20, 0, took),
+        ),
+        name("gpu_engine", gpu(0), server=engine["server"], basis="process"): 1.0,
+        name("engine_info", {key: value for key, value in engine.items() if key != "model_name"}): 1.0,
+        name("engine_requests_running", engine): 4.0,
+        name("engine_prompt_tokens_total", engine): lambda now: 2000.0 * now,
+    }
+
+
+def steps(bounds):
+    """The histogram of step sizes: how many steps a second fall into each bucket."""
+    rows, below = {}, 0
+    for bound, rate in bounds.items():
+        below += rate
+        key = name("engine_iteration_tokens_bucket", ENGINE, le=bound)
+        rows[key] = lambda now, below=below: float(below * now)
+    return rows
+
+
+BUDGET = {name("engine_config_max_num_batched_tokens", CONFIG): 8192.0}
+
+
+def test_a_full_chunk_that_was_survived_says_what_is_left_for_the_next_one():
+    live = peak() | BUDGET | steps({"4096.0": 1, "8192.0": 1, "+Inf": 0})
+    finding = Watch().run(30, live)["prefill_memory_peak"]
+    assert "A full chunk of 8,192 tokens was survived, and 512 MiB are left for the next one." in finding.cause
+    # 9.5 GiB of room less 3.2 GiB to keep, at 9 GiB per 8,192 tokens: 5,734 tokens, in steps of 256.
+    assert flags(finding) == [("--max-num-batched-tokens", "8192", "5632")]
+
+
+def test_a_smaller_step_says_that_a_full_chunk_will_not_fit():
+    live = peak() | BUDGET | steps({"2048.0": 1, "4096.0": 0, "8192.0": 0, "+Inf": 0})
+    finding = Watch().run(30, live)["prefill_memory_peak"]
+    assert "a full chunk of 8,192 tokens takes about 36.0 GiB and will not fit" in finding.cause
+    assert "would take about 36.0 GiB; 9.5 GiB were free" in texts(finding)
+    # 6.3 GiB at 9 GiB per 2,048 tokens: 1,433 tokens.
+    assert flags(finding) == [("--max-num-batched-tokens", "8192", "1280")]
+
+
+def test_the_pool_that_makes_room_is_computed_as_well():
+    live = (
+        peak() | BUDGET | steps({"8192.0": 1, "+Inf": 0}) | {name("engine_config_memory_fraction_ratio", CONFIG): 0.95}
+    )
+    finding = Watch().run(30, live)["prefill_memory_peak"]
+    # 9 GiB for the step and 3.2 GiB to keep, less 9.5 GiB of room: 2.7 of 80 GiB, so 0.95 - 0.034, in steps of 0.01.
+    assert flags(finding)[1] == ("--gpu-memory-utilization", "0.95", "0.91")
+
+
+def test_a_step_beyond_what_was_profiled_says_so():
+    live = peak() | BUDGET | {name("engine_config_activation_peak_bytes", CONFIG): 2.84 * GIB}
+    told = texts(Watch().run(30, live)["prefill_memory_peak"])
+    assert "profiled an activation peak of 2.8 GiB; this step took 9.0 GiB: more than it reserved for" in told
+
+
+def test_a_step_within_what_was_profiled_does_not():
+    live = peak() | BUDGET | {name("engine_config_activation_peak_bytes", CONFIG): 8.9 * GIB}
+    told = texts(Watch().run(30, live)["prefill_memory_peak"])
+    assert "more than it reserved for" not in told
+
+
+def test_sglang_is_told_its_own_flags():
+    config = {"host": "h", "server": SGLANG["server"], "engine_kind": "sglang"}
+    live = peak(engine=SGLANG) | {
+        name("engine_config_max_num_batched_tokens", config): 8192.0,
+        name("engine_config_memory_fraction_ratio", config): 0.9,
+    }
+    finding = Watch().run(30, live)["prefill_memory_peak"]
+    assert [flag for flag, _, _ in flags(finding)] == ["--chunked-prefill-size", "--mem-fraction-static"]
+
+
+def test_an_unknown_budget_gives_no_number():
+    finding = Watch().run(30, peak())["prefill_memory_peak"]
+    assert finding.cause.endswith("It was survived; a larger one fails.")
+    assert flags(finding) == [("--max-num-batched-tokens", None, None)]
+
+
+@pytest.mark.parametrize(
+    ("took", "room", "tokens", "budget", "chunk"),
+    [
+        (8.0, 16.0, 8192, 8192, 7936),  # everything fits: a little less than now
+        (8.0, 4.5, 8192, 8192, 1280),  # (4.5 - 3.2) / 8 of 8,192 tokens = 1,331
+        (8.0, 3.5, 8192, 8192, None),  # 307 tokens are no sensible chunk
+        (8.0, 3.0, None, 8192, None),  # nothing is left above the reserve
+        (8.0, 4.5, None, 8192, 1280),  # unknown tokens: the whole budget is assumed
+        (8.0, 4.5, 8192, None, None),
+    ],
+)
+def test_the_chunk_that_fits(took, room, tokens, budget, chunk):
+    assert Step(took * GIB, room * GIB, tokens, budget, 80.0 * GIB).chunk() == chunk
+
+
+def test_a_fraction_is_never_raised_and_never_below_its_floor():
+    roomy = Step(1.0 * GIB, 20.0 * GIB, 8192, 8192, 80.0 * GIB)
+    assert math.isclose(roomy.fraction(0.9), 0.9)
+    hopeless = Step(70.0 * GIB, 1.0 * GIB, 1024, 8192, 80.0 * GIB)
+    assert math.isclose(hopeless.fraction(0.9), 0.05)

@@ -1,0 +1,244 @@
+"""Findings about the ranks of one engine: who is the odd one, why, and when they wait for each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuwatch.diagnosis.group import Rank, odd_ranks
+from tests.unit.diagnosis.watch import CONFIG, ENGINE, SERVER, Watch, event, fact, flags, gpu, name, texts
+
+GIB = 1 << 30
+MHZ = 1e6
+LANE4 = 16 * 123e6
+"""Bytes per second of one lane of generation 4."""
+
+
+def after(second, low, high):
+    return lambda now: float(high) if now >= second else float(low)
+
+
+def group(ranks=2, **figures):
+    """The GPUs of one engine; a figure is one value for all ranks, or a list with one for each."""
+    rows = {
+        name("engine_requests_running", ENGINE): 4.0,
+        name("engine_config_tensor_parallel_size", CONFIG): float(ranks),
+    }
+    for index in range(ranks):
+        rows[name("gpu_engine", gpu(index), server=SERVER, basis="process")] = 1.0
+        for short, value in figures.items():
+            own = value[index] if isinstance(value, list) else value
+            rows[name(f"gpu_{short}", gpu(index))] = own
+    return rows
+
+
+STEADY = {
+    "busy_ratio": 0.95,
+    "power_watts": 500.0,
+    "power_limit_watts": 700.0,
+    "memory_used_bytes": 70.0 * GIB,
+    "memory_total_bytes": 80.0 * GIB,
+    "pcie_link_width": 16.0,
+    "pcie_link_generation": 4.0,
+}
+
+
+class TestStraggler:
+    def slow(self, index=2, ranks=4, more=()):
+        clocks = [1755 * MHZ] * ranks
+        clocks[index] = 1200 * MHZ
+        return {**group(ranks, **{**STEADY, "sm_clock_hertz": clocks}), **dict(more)}
+
+    def test_the_slow_rank_is_named_with_its_throttling(self):
+        heat = {
+            name("gpu_throttle_seconds_total", gpu(i), reason="hw_thermal"): lambda now, i=i: now * 0.7 * (i == 2)
+            for i in range(4)
+        }
+        watch = Watch().run(100, self.slow(more=heat))
+        finding = watch["tp_straggler"]
+        assert finding.cause.startswith("GPU 2 has a clock 32 % below the fastest rank's")
+        assert "it is throttled (hw_thermal)" in finding.cause
+        assert "SM clock 1,200 MHz, the others 1,755 MHz" in texts(finding)
+        assert finding.labels["uuid"] == "GPU-2"
+
+    def test_a_lower_power_limit_is_answered_with_that_of_the_others(self):
+        limits = [700.0, 700.0, 450.0, 700.0]
+        live = self.slow()
+        live.update({name("gpu_power_limit_watts", gpu(index)): limit for index, limit in enumerate(limits)})
+        finding = Watch().run(100, live)["tp_straggler"]
+        assert flags(finding) == [("nvidia-smi -i 2 -pl", "450", "700")]
+
+    def test_another_model_of_card_is_named(self):
+        names = ["H100", "H100", "A100", "H100"]
+        infos = {name("gpu_info", gpu(index), name=card): 1.0 for index, card in enumerate(names)}
+        finding = Watch().run(100, self.slow(more=infos))["tp_straggler"]
+        assert "another model of card" in finding.cause
+
+    def test_a_clock_without_a_visible_reason_says_so(self):
+        finding = Watch().run(100, self.slow())["tp_straggler"]
+        assert "why is not visible" in finding.cause
+        assert finding.confidence < 0.7
+
+    def test_it_is_found_within_two_minutes(self):
+        clocks = [1755 * MHZ, after(120, 1755 * MHZ, 1480 * MHZ)]
+        watch = Watch().run(260, group(2, **{**STEADY, "sm_clock_hertz": clocks}))
+        assert 120 < watch.first_seen["tp_straggler"] <= 240
+
+    def test_a_throttled_rank_has_the_throttling_as_its_cause(self):
+        live = group(2, **{**STEADY, "sm_clock_hertz": [1900 * MHZ, 1100 * MHZ], "sm_clock_max_hertz": 1980 * MHZ})
+        live[name("gpu_throttle_seconds_total", gpu(0), reason="thermal")] = 0.0
+        live[name("gpu_throttle_seconds_total", gpu(1), reason="thermal")] = lambda now: 0.8 * now
+        watch = Watch().run(120, live)
+        assert watch["tp_straggler"].caused_by == "throttling"
+
+    def test_a_slow_link_is_named_where_nothing_faster_joins_the_ranks(self):
+        live = group(2, **{**STEADY, "pcie_link_width": [16.0, 4.0], "sm_clock_hertz": 1755 * MHZ})
+        finding = Watch().run(100, live)["tp_straggler"]
+        assert "GPU 1 is 4 times slower" in finding.cause
+        assert "PCIe link 7.9 GB/s, the others 31.5 GB/s" in texts(finding)
+
+    def test_ranks_alike_at_their_power_limit_are_healthy(self):
+        clocks = [1755 * MHZ, 1700 * MHZ, 1770 * MHZ, 1690 * MHZ]
+        assert Watch().run(100, group(4, **{**STEADY, "sm_clock_hertz": clocks})).ids == []
+
+
+class TestImbalance:
+    def uneven(self, more, extra=3.0, ranks=4):
+        used = [70.0 * GIB] * ranks
+        used[0] += extra * GIB
+        return {**group(ranks, **{**STEADY, "memory_used_bytes": used}), **more}
+
+    def own(self, extra=3.0, processes=(1, 1, 1, 1)):
+        rows = {
+            name("gpu_memory_engine_bytes", gpu(i), server=SERVER): (70.0 + (extra if i == 0 else 0)) * GIB
+            for i in range(4)
+        }
+        rows |= {name("gpu_memory_other_bytes", gpu(i)): 0.0 for i in range(4)}
+        return rows | {name("gpu_processes", gpu(i)): float(count) for i, count in enumerate(processes)}
+
+    def test_contexts_of_the_other_ranks_on_the_first_gpu_are_counted(self):
+        finding = Watch().run(70, self.uneven(self.own(processes=(4, 1, 1, 1))))["tp_imbalance"]
+        assert "3 more processes of the engine have a context there, 1.0 GiB each" in finding.cause
+        assert ("--disable-custom-all-reduce", None, None) in flags(finding)
+
+    def test_as_many_processes_mean_an_uneven_share_of_the_model(self):
+        finding = Watch().run(70, self.uneven(self.own()))["tp_imbalance"]
+        assert "in as many processes" in finding.cause
+        assert "Ruled out: more processes" in texts(finding)
+
+    def test_what_else_stands_apart_is_shown_beside_it(self):
+        live = self.uneven(self.own())
+        live[name("gpu_temperature_celsius", gpu(0))] = 85.0
+        live |= {name("gpu_temperature_celsius", gpu(i)): 60.0 for i in (1, 2, 3)}
+        assert "GPU 0: temperature 85 °C, the others 60 °C" in texts(Watch().run(70, live)["tp_imbalance"])
+
+
+class TestOddRanks:
+    def test_the_odd_one_of_eight_is_found_though_the_others_differ_a_little(self):
+        ranks = [Rank(str(i), f"GPU-{i}", "", clock=(1755 + 5 * i) * MHZ) for i in range(8)]
+        ranks[5] = Rank("5", "GPU-5", "", clock=1300 * MHZ)
+        (odd,) = odd_ranks(ranks)
+        assert (odd.rank.gpu, odd.figure.name) == ("5", "SM clock")
+        assert odd.others == 1770 * MHZ  # the median of the other seven
+
+    def test_of_two_ranks_the_worse_one_is_named(self):
+        pair = [
+            Rank("0", "", "", used=70.0 * GIB, temperature=60.0),
+            Rank("1", "", "", used=76.0 * GIB, temperature=80.0),
+        ]
+        assert {(odd.figure.name, odd.rank.gpu) for odd in odd_ranks(pair)} == {
+            ("used memory", "1"),
+            ("temperature", "1"),
+        }
+        slow = [Rank("0", "", "", clock=1200 * MHZ, link=64.0), Rank("1", "", "", clock=1755 * MHZ, link=256.0)]
+        assert {(odd.figure.name, odd.rank.gpu) for odd in odd_ranks(slow)} == {("SM clock", "0"), ("PCIe link", "0")}
+
+    def test_what_is_not_known_is_not_compared(self):
+        assert odd_ranks([Rank("0", "", "", clock=1200 * MHZ), Rank("1", "", "")]) == []
+
+
+class TestPcie:
+    def test_ranks_that_fill_their_link_are_answered_with_fewer_ranks(self):
+        traffic = [lambda now: 0.6 * 16 * LANE4 * now] * 4
+        live = group(4, **{**STEADY, "pcie_transmit_bytes_total": traffic})
+        told = fact("custom_allreduce", value=False)
+        watch = Watch((told,)).run(120, live)
+        finding = watch["tp_pcie_slow"]
+        assert "4 GPUs exchange every layer's results over PCIe" in finding.cause
+        assert "custom all-reduce is off" in finding.cause
+        assert flags(finding)[0] == ("--tensor-parallel-size", "4", "2")
+        assert "60 % full (18.9 GB/s)" in texts(finding)
+
+    def test_two_ranks_are_answered_with_two_replicas(self):
+        traffic = [lambda now: 0.6 * 16 * LANE4 * now] * 2
+        finding = Watch().run(120, group(2, **{**STEADY, "pcie_transmit_bytes_total": traffic}))["tp_pcie_slow"]
+        assert finding.advice[0].text.startswith("run 2 replicas on 1 of the GPUs each")
+
+
+LINE = (
+    "[rank1]:[E ProcessGroupNCCL.cpp:523] [Rank 1] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum={seq}, OpType=GATHER, NumelIn=8000, NumelOut=0, Timeout(ms)=600000) ran for 600327 milliseconds"
+)
+
+
+class TestHang:
+    def frozen(self, busy, watts):
+        live = group(2, **{**STEADY, "busy_ratio": list(busy), "power_watts": list(watts)})
+        live[name("engine_page_frozen_seconds", ENGINE)] = lambda now: max(0.0, now - 20.0)
+        return live
+
+    def test_a_rank_that_does_not_come_is_named(self):
+        watch = Watch().run(100, self.frozen(busy=(1.0, 0.0), watts=(150.0, 90.0)))
+        assert watch.first_seen["nccl_hang"] == 66  # 30 seconds without a change from second 20 on, held for 15
+        finding = watch["nccl_hang"]
+        assert "(GPU 0 waits, GPU 1 has not come)" in finding.cause
+        assert watch["engine_stalled"].caused_by == "nccl_hang"
+
+    def test_an_engine_that_stands_still_with_idle_cards_is_stalled_only(self):
+        watch = Watch().run(100, self.frozen(busy=(0.0, 0.0), watts=(90.0, 90.0)))
+        assert watch.ids == ["engine_stalled"]
+
+    def timed_out(self, seq, events=()):
+        line = event("nccl_timeout", LINE.format(seq=seq), 50, seq=str(seq), op="GATHER")
+        log = {"host": "h", "log": "/var/log/vllm.log", "server": SERVER}
+        live = {**group(2, **STEADY), name("log_events_total", log, event="nccl_timeout"): after(50, 0, 1)}
+        return Watch((), (line, *events)), live
+
+    def test_the_first_collective_points_at_the_links(self):
+        watch, live = self.timed_out(1)
+        finding = watch.run(60, live)["nccl_hang"]
+        assert watch.first_seen == {"nccl_hang": 50}
+        assert "peer-to-peer between the GPUs does not work" in finding.cause
+        assert flags(finding)[0] == ("NCCL_P2P_DISABLE", None, "1")
+
+    def test_a_late_collective_points_at_a_stall_while_running(self):
+        watch, live = self.timed_out(50404)
+        finding = watch.run(60, live)["nccl_hang"]
+        assert "number 50,404 (GATHER)" in finding.cause
+        assert "not the network at start" in finding.cause
+        assert flags(finding)[0] == ("--disable-custom-all-reduce", None, None)
+
+    def test_a_failing_card_is_the_root(self):
+        watch, live = self.timed_out(50404)
+        live[name("gpu_xid_errors_total", gpu(1), xid="94")] = after(45, 0, 3)
+        watch.run(60, live)
+        assert watch.ids == ["xid_hardware", "nccl_hang"]
+        assert watch["nccl_hang"].caused_by == "xid_hardware"
+        assert "waits for GPU 1, which has a hardware fault (Xid 94)" in watch["nccl_hang"].cause
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_a_healthy_engine_under_load_has_no_finding(ranks):
+    figures = {
+        **STEADY,
+        "sm_clock_hertz": 1755 * MHZ,
+        "sm_clock_max_hertz": 1980 * MHZ,
+        "pcie_link_width_max": 16.0,
+        "pcie_link_generation_max": 4.0,
+        "memory_free_bytes": 6.0 * GIB,
+    }
+    live = group(ranks, **figures)
+    for index in range(ranks):
+        live[name("gpu_throttle_seconds_total", gpu(index), reason="power")] = lambda now: 0.95 * now
+        live[name("gpu_xid_errors_total", gpu(index), xid="79")] = 0.0
+        live[name("gpu_state", gpu(index), state="ok")] = 1.0
+    assert Watch().run(120, live).findings == ()

@@ -1,0 +1,109 @@
+"""Which launch flags a version has, and which are traps."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuwatch.engines.flag_versions import (  # the tables themselves are checked below
+    _SPANS,
+    _TRAPS,
+    available,
+    flag_problems,
+    risky_flags,
+    show,
+    unknown_flag,
+)
+from gpuwatch.engines.flags import FLAGS
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "flag", "instead"),
+    [
+        ("vllm", "0.32.0", "chunked-prefill-size", "--max-num-batched-tokens"),
+        ("vllm", "0.18.0", "swap-space", "--kv-offloading-size"),
+        ("vllm", "0.12.0", "rope-scaling", "--hf-overrides"),
+        ("vllm", "0.10.1", "kv-cache-memory-bytes", "--gpu-memory-utilization"),
+        ("sglang", "0.5.20", "cuda-graph-max-bs", "--cuda-graph-max-bs-decode"),
+    ],
+)
+def test_a_flag_that_a_version_does_not_have_is_named_with_what_takes_its_place(engine, version, flag, instead):
+    problem = unknown_flag(engine, version, flag)
+    assert problem is not None
+    assert (problem.kind, problem.instead) == ("unknown", instead)
+    assert f"--{flag}" in problem.text
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "flag"),
+    [
+        ("vllm", "0.17.1", "swap-space"),
+        ("vllm", "0.32.0", "kv-offloading-size"),
+        ("vllm", "0.32.0", "max-num-seqs"),
+        ("vllm", "0.1.dev5", "swap-space"),
+        ("vllm", "", "preemption-mode"),
+        ("sglang", "0.5.23", "chunked-prefill-size"),
+        ("other", "1.0", "swap-space"),
+    ],
+)
+def test_a_flag_that_exists_or_is_not_known_is_no_problem(engine, version, flag):
+    assert unknown_flag(engine, version, flag) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "flags", "expected"),
+    [
+        ("vllm", "0.32.0", {"gpu-memory-utilization": 0.98}, [("gpu-memory-utilization", "0.98", "0.92")]),
+        ("vllm", "0.32.0", {"gpu-memory-utilization": 0.95}, []),
+        (
+            "vllm",
+            "0.32.0",
+            {"gpu-memory-utilization": 0.5, "kv-cache-memory-bytes": 10},
+            [("gpu-memory-utilization", "0.5", "")],
+        ),
+        ("vllm", "0.16.0", {"swap-space": 8.0}, [("swap-space", "8", "")]),
+        ("vllm", "0.9.0", {"swap-space": 8.0}, []),
+        ("vllm", "0.9.0", {"swap-space": 32.0}, [("swap-space", "32", "4")]),
+        (
+            "vllm",
+            "0.20.0",
+            {"scheduler-reserve-full-isl": False},
+            [("scheduler-reserve-full-isl", "false", "true")],
+        ),
+        ("vllm", "0.20.0", {"scheduler-reserve-full-isl": True}, []),
+        ("vllm", "unknown", {"gpu-memory-utilization": 0.98}, []),
+        ("sglang", "0.5.23", {"chunked-prefill-size": -1}, [("chunked-prefill-size", "-1", "8192")]),
+        ("sglang", "0.5.23", {"mem-fraction-static": 0.93}, [("mem-fraction-static", "0.93", "0.88")]),
+        ("sglang", "0.5.23", {"mem-fraction-static": 0.9}, []),
+        ("sglang", "0.5.23", {"kv-cache-dtype": "fp8"}, [("kv-cache-dtype", "fp8", "fp8_e4m3")]),
+        ("sglang", "0.5.23", {"kv-cache-dtype": "fp8_e5m2"}, []),
+    ],
+)
+def test_a_trap_depends_on_version_and_value(engine, version, flags, expected):
+    found = risky_flags(engine, version, flags)
+    assert [(problem.flag, problem.value, problem.proposed) for problem in found] == expected
+
+
+def test_both_kinds_come_together_unknown_ones_first():
+    found = flag_problems("vllm", "0.32.0", {"cpu-offload-gb": 4.0, "swap-space": 4.0})
+    assert [(problem.flag, problem.kind) for problem in found] == [
+        ("swap-space", "unknown"),
+        ("cpu-offload-gb", "risky"),
+    ]
+
+
+def test_a_flag_is_available_only_where_that_is_certain():
+    assert available("vllm", (0, 19, 0), "scheduler-reserve-full-isl")
+    assert not available("vllm", (0, 18, 1), "scheduler-reserve-full-isl")
+    assert not available("vllm", None, "scheduler-reserve-full-isl")
+    assert not available("vllm", (0, 19, 0), "no-such-flag")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_every_flag_of_the_tables_is_read_from_command_lines_too(engine):
+    names = {*_SPANS[engine], *(trap.flag for trap in _TRAPS[engine])}
+    assert len(names) > 5
+    assert names <= {flag.name for flag in FLAGS[engine].values()}
+
+
+def test_values_are_shown_as_they_are_typed():
+    assert [show(value) for value in (True, False, 0.9, 16, "auto")] == ["true", "false", "0.9", "16", "auto"]

@@ -1,0 +1,118 @@
+"""``gpuwatch check --prometheus`` as a script sees it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpuwatch.cli import fleet as cli_fleet
+from gpuwatch.cli import main
+from gpuwatch.clock import ManualClock
+from tests.unit.fleet.conftest import NOW
+
+
+@pytest.fixture(autouse=True)
+def at_the_end_of_the_samples(monkeypatch):
+    """The made-up samples are of a fixed time; the command looks at that time."""
+    monkeypatch.delenv("GPUWATCH_CONFIG", raising=False)
+    original = cli_fleet.fleet
+
+    def then(config, args):
+        driver = original(config, args)
+        driver.clock = ManualClock(NOW * 1000)
+        return driver
+
+    monkeypatch.setattr(cli_fleet, "fleet", then)
+
+
+def test_findings_are_printed_and_decide_the_exit_code(server, capsys):
+    assert main(["check", "--prometheus", server.url, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    (read,) = report["inputs"]
+    assert (read["path"], read["kind"], read["up"], read["detail"]) == (server.url, "prometheus", True, "")
+    assert {found["id"] for found in report["findings"]} == {
+        "kv_preemption_storm", "engine_down", "gpu_lost", "gpu_headroom_low",
+    }  # fmt: skip
+    lost = next(found for found in report["findings"] if found["id"] == "gpu_lost")
+    assert "dropped off" in lost["cause"]
+    assert lost["labels"]["host"] == "gpu-058"
+    assert main(["check", "--prometheus", server.url, "--quiet", "--fail-on", "never"]) == 0
+
+
+def test_for_people_it_is_text(server, capsys):
+    assert main(["check", "--prometheus", server.url]) == 1
+    out = capsys.readouterr().out
+    assert "● kv_preemption_storm" in out
+    assert "--max-num-seqs 64 → 11" in out
+
+
+def test_it_looks_for_as_long_as_it_is_told(server, capsys):
+    assert main(["check", "--prometheus", server.url, "--for", "20", "--json", "--interval", "5"]) == 1
+    capsys.readouterr()
+    assert sum("host_engines" in query or "timestamp" in query for query in server.asked) == 5
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((503, "text/plain", b"busy"), "HTTP 503"),
+        ((200, "text/html", b"<html>"), "text/html"),
+    ],
+)
+def test_nothing_to_judge_is_three_and_says_why(server, capsys, answer, words):
+    server.fault = lambda _query: answer
+    assert main(["check", "--prometheus", server.url]) == 3
+    assert words in capsys.readouterr().out
+    assert main(["check", "--prometheus", server.url, "--json"]) == 3
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["inputs"][0]["up"] is False
+    assert words in captured.err
+
+
+def test_a_prometheus_that_does_not_know_us_is_nothing_to_judge(server, capsys):
+    server.fault = lambda query: (
+        (200, "application/json", b'{"status":"success","data":{"resultType":"vector","result":[]}}')
+        if "gpuwatch" in query or "ALERTS" in query
+        else None
+    )
+    assert main(["check", "--prometheus", server.url]) == 3
+    assert "has no series of gpuwatch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--prometheus", "ftp://h"], "allowed: http://HOST:PORT"),
+        (["--prometheus", "http://u:p@h"], "no user or password in the address"),
+        (["--prometheus", "http://h", "--engine", "http://e"], "--prometheus cannot be used with --engine"),
+        (["--prometheus", "http://h", "--for", "0.5"], "--for is 0.5"),
+    ],
+)
+def test_what_cannot_work_is_one_line(capsys, arguments, why):
+    assert main(["check", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert why in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_the_login_of_the_configuration_is_used_for_its_own_address_only(server, capsys, tmp_path):
+    (tmp_path / "password").write_text("secret\n")
+    config = tmp_path / "gpuwatch.toml"
+    config.write_text(f'[prometheus]\nurl = "{server.url}"\nuser = "u"\npassword_file = "{tmp_path / "password"}"\n')
+    main(["check", "--config", str(config), "--prometheus", server.url, "--quiet"])
+    assert all(headers["Authorization"].startswith("Basic ") for headers in server.headers)
+    server.headers.clear()
+    config.write_text(config.read_text().replace(server.url, "http://other:9090"))
+    main(["check", "--config", str(config), "--prometheus", server.url, "--quiet"])
+    assert server.headers
+    assert not any("Authorization" in headers for headers in server.headers)
+    capsys.readouterr()
+
+
+def test_a_secret_that_cannot_be_read_is_one_line(server, capsys, tmp_path):
+    config = tmp_path / "gpuwatch.toml"
+    config.write_text(f'[prometheus]\nurl = "{server.url}"\ntoken_file = "/nonexistent/token"\n')
+    assert main(["check", "--config", str(config), "--prometheus", server.url]) == 2
+    assert "/nonexistent/token: No such file or directory" in capsys.readouterr().err

@@ -1,0 +1,146 @@
+"""Bits of quantised weights, parameters of towers, and what is copied when a model is spread: by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuwatch.ledger.need import bytes_per_parameter, quantised, with_weights
+from gpuwatch.ledger.quantisation import quantisation_of, stored_bits
+from gpuwatch.ledger.towers import tower_parameters
+from gpuwatch.ledger.weights import Split, parameters, rope_table_bytes, weight_bytes
+from tests.unit.ledger.models import model
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+INT4 = {"num_bits": 4, "group_size": 32, "type": "int", "symmetric": True}
+
+
+def compressed(**weights):
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+
+
+@pytest.mark.parametrize(
+    ("stored", "bits"),
+    [
+        (AWQ, 4 + (16 + 4) / 128),  # a 16-bit scale and a 4-bit zero point for each 128 weights
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, 8 + (16 + 8) / 128),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 4),  # one scale a channel
+        ({"quant_method": "fp8"}, 8),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8 + 32 / 128**2),
+        ({"quant_method": "fbgemm_fp8"}, 8),
+        ({"quant_method": "mxfp4"}, 4 + 8 / 32),
+        (compressed(**INT4), 4 + 16 / 32),
+        (compressed(**{**INT4, "symmetric": False}), 4 + (16 + 4) / 32),
+        (compressed(num_bits=8, type="int", symmetric=True), 8),
+        (compressed(num_bits=4, type="float", group_size=16), 4 + 8 / 16),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4 + 8 / 16),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, 8),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4 + 32 / 64),
+        ({"quant_method": "bitsandbytes", "bnb_4bit_use_double_quant": True}, 4 + 8.125 / 64),
+    ],
+)  # fmt: skip
+def test_bits_of_a_weight_with_its_scales(stored, bits):
+    found = quantisation_of({"quantization_config": stored})
+    assert found.known
+    assert stored_bits(found) == pytest.approx(bits)
+
+
+def test_a_quantisation_within_the_text_part_counts():
+    assert quantisation_of({"text_config": {"quantization_config": AWQ}}).method == "awq"
+    assert quantisation_of({"hidden_size": 1}) is None
+
+
+@pytest.mark.parametrize(
+    "stored", [{"quant_method": "octal"}, {}, {"quant_method": "compressed-tensors"}, {"quant_method": "modelopt"}]
+)
+def test_an_unknown_quantisation_is_counted_as_16_bits_and_says_so(stored):
+    found = quantisation_of({"quantization_config": stored or {"bits": 3}})
+    assert not found.known
+    assert stored_bits(found) == 16
+
+
+def test_what_stays_in_16_bits_is_read_from_the_config():
+    found = quantisation_of({"quantization_config": {**AWQ, "modules_to_not_convert": ["visual", "mlp.gate"]}})
+    assert found.kept == ("visual", "mlp.gate")
+
+
+def test_weights_of_a_small_model_are_the_sum_of_its_matrices():
+    small = model(2, 4, 16, hidden_size=64, num_attention_heads=4, intermediate_size=128, vocab_size=100)
+    # each layer: Q, K, V, O of 64 x 64, three of 64 x 128, two norms; a norm, and the embedding twice
+    expected = 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64 + 2 * 100 * 64
+    assert parameters(small).total == expected
+    assert weight_bytes(small, Split()) == 2 * expected
+
+
+def test_quantised_layers_keep_embeddings_wide():
+    awq = model(
+        2, 4, 16, hidden_size=64, num_attention_heads=4, intermediate_size=128, vocab_size=100, quantization_config=AWQ
+    )
+    matrices, rest = 2 * (4 * 64 * 64 + 3 * 64 * 128), (2 * 2 + 1) * 64 + 2 * 100 * 64
+    assert weight_bytes(awq, Split()) == pytest.approx(matrices * 4.15625 / 8 + 2 * rest)
+
+
+def test_a_head_that_cannot_be_divided_is_copied():
+    one_head = model(2, 1, 16, hidden_size=64, num_attention_heads=4, intermediate_size=128, vocab_size=100)
+    keys = 64 * 2 * 16
+    rank = 2 * ((2 * 64 * 64 + 3 * 64 * 128) / 4 + keys + 2 * 64) + 64 + 2 * 100 * 64 / 4
+    assert weight_bytes(one_head, Split(tp=4, attention_tp=4)) == pytest.approx(2 * rank)
+
+
+def test_pipeline_stages_hold_their_layers_and_one_embedding():
+    deep = model(5, 4, 16, hidden_size=64, num_attention_heads=4, intermediate_size=128, vocab_size=100)
+    layer = 4 * 64 * 64 + 3 * 64 * 128
+    assert weight_bytes(deep, Split(pp=2)) == pytest.approx(2 * (layer * 3 + (11 * 64) * 3 / 5 + 100 * 64))
+
+
+def test_experts_shared_experts_and_their_router_are_counted():
+    moe = model(
+        4, 4, 16, hidden_size=64, num_attention_heads=4, intermediate_size=128, vocab_size=100, n_routed_experts=8,
+        num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=1, first_k_dense_replace=1,
+    )  # fmt: skip
+    counted = parameters(moe)
+    assert counted.experts == 3 * 8 * 3 * 64 * 32
+    assert counted.feed_forward == 3 * 64 * 128 + 3 * (3 * 64 * 32 + 8 * 64)
+
+
+def test_the_table_of_rotations_has_a_row_for_each_position():
+    # printed by vLLM: Llama-3.1-8B is 0.031 GiB above its matrices
+    assert rope_table_bytes(model(32, 8, 128, max_position_embeddings=131072)) == 2**25
+
+
+def test_the_tower_of_qwen25_vl_by_hand():
+    vision = {
+        "model_type": "qwen2_5_vl", "depth": 32, "hidden_size": 1280, "intermediate_size": 3420,
+        "out_hidden_size": 3584, "patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2,
+    }  # fmt: skip
+    layers = 32 * (4 * 1280**2 + 3 * 1280 * 3420)
+    patches, merger = 3 * 14**2 * 2 * 1280, 5120**2 + 5120 * 3584
+    assert tower_parameters({"vision_config": vision}, 3584) == (layers + patches + merger, True)
+
+
+def test_the_tower_of_siglip_by_hand():
+    vision = {"hidden_size": 1152, "num_hidden_layers": 27, "intermediate_size": 4304, "patch_size": 14}
+    expected = 27 * (4 * 1152**2 + 2 * 1152 * 4304) + 3 * 14**2 * 1152 + 1152 * 5376
+    assert tower_parameters({"vision_config": vision}, 5376) == (expected, True)
+
+
+def test_towers_add_up_and_one_without_sizes_is_said():
+    audio = {"hidden_size": 10, "encoder_layers": 2, "intermediate_size": 20}
+    one = 2 * (4 * 10**2 + 2 * 10 * 20) + 10 * 64
+    assert tower_parameters({"audio_config": audio, "vision_config": {"depth": 3}}, 64) == (one, False)
+    assert tower_parameters({}, 64) == (0, True)
+
+
+def test_four_bit_parameters_take_more_than_half_a_byte():
+    assert bytes_per_parameter(with_weights(model(2, 4, 16), "int4")) == 0.56
+    assert bytes_per_parameter(with_weights(model(2, 4, 16), "fp8")) == 1
+    assert bytes_per_parameter(with_weights(model(2, 4, 16), "fp32")) == 4
+    with pytest.raises(ValueError, match="'q5' is no weight type; allowed: float32"):
+        with_weights(model(2, 4, 16), "q5")
+
+
+def test_a_quantisation_flag_that_is_not_known_changes_nothing():
+    plain = model(2, 4, 16)
+    assert quantised(plain, "experts_int8_turbo") == plain
+    assert quantised(plain, "fp8").quantisation.bits == 8
+    assert quantised(plain, "awq_marlin").quantisation.method == "awq"
