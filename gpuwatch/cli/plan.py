@@ -26,6 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tp", metavar="N", type=int, help="tensor-parallel ranks (default: all cards)")
     parser.add_argument("--pp", metavar="N", type=int, help="pipeline stages (default: 1)")
     parser.add_argument("--dcp", metavar="N", type=int, help="decode-context-parallel ranks (default: 1)")
+    parser.add_argument("--pcp", metavar="N", type=int, help="prefill-context-parallel ranks (default: 1)")
+    parser.add_argument(
+        "--memory-kind",
+        choices=("dedicated", "unified", "mig"),
+        default="dedicated",
+        help="unified: shared with the host (GB10, Jetson); mig: each of the cards is a MIG slice",
+    )
     parser.add_argument(
         "--weights", metavar="DTYPE", help="weight type, such as bf16, fp8, int4 (default: as configured)"
     )

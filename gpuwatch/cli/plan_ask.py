@@ -75,7 +75,7 @@ def read(args: argparse.Namespace) -> Asked:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name in ("gpus", "tp", "pp", "dcp", "context", "max_num_seqs", "chunk"):
+    for name in ("gpus", "tp", "pp", "dcp", "pcp", "context", "max_num_seqs", "chunk"):
         value = getattr(args, name)
         if value is not None and not 1 <= value <= LONGEST:
             raise UsageError(f"--{name.replace('_', '-')} is {value}; allowed: 1 to {LONGEST:,}")
@@ -125,11 +125,7 @@ def _engine(
 ) -> tuple[Engine, int]:
     """Return one engine and the cards it needs."""
     told = dict(command.numbers) if command is not None else {}
-    pp = args.pp or told.get("pp") or 1
-    tp = args.tp or told.get("tp") or max(1, (args.gpus or 1) // pp)
-    gpus = args.gpus or tp * pp
-    if tp * pp > gpus:
-        raise UsageError(f"--tp {tp} x --pp {pp} needs {tp * pp} cards, but --gpus is {gpus}")
+    tp, pp, pcp, gpus = _ranks(args, told)
     if args.weights is not None:
         model = with_weights(model, args.weights)
     elif command is not None and command.quantisation and model.quantisation is None:
@@ -141,6 +137,7 @@ def _engine(
         tp=tp,
         pp=pp,
         dcp=args.dcp or told.get("dcp") or 1,
+        pcp=pcp,
         dp_attention=told.get("dp", 1) if command is not None and command.dp_attention else 1,
         context=args.context or told.get("context") or model.context or DEFAULT_CONTEXT,
         kv_dtype=args.kv_dtype or (command.kv_dtype if command is not None else "auto"),
@@ -151,6 +148,10 @@ def _engine(
         kv_bytes=told.get("kv_bytes"),
         blocks_override=told.get("blocks_override"),
         max_total_tokens=told.get("max_total_tokens"),
+        unified=args.memory_kind == "unified",
+        mig=args.memory_kind == "mig",
+        host_weights=command.gib("cpu-offload-gb") * GIB if command is not None else 0.0,
+        host_cache=command.gib("kv-offloading-size", "hicache-size") * GIB if command is not None else 0.0,
         asynchronous=command is None or command.flags.get("async-scheduling") is not False,
         state_dtype=str(command.flags.get("mamba-ssm-cache-dtype", "auto")) if command is not None else "auto",
     )
@@ -163,6 +164,22 @@ def _engine(
     )
     layout(model, filled.kv_settings)  # says at once when the model keeps nothing
     return Engine(model, filled, parameters=args.params, weights_bytes=args.weights_bytes), gpus
+
+
+def _ranks(args: argparse.Namespace, told: dict[str, int]) -> tuple[int, int, int, int]:
+    """Return tensor ranks, pipeline stages, prefill contexts, and cards."""
+    mig = args.memory_kind == "mig"
+    pp = args.pp or told.get("pp") or 1
+    pcp = args.pcp or told.get("pcp") or 1
+    tp = args.tp or told.get("tp") or (1 if mig else max(1, (args.gpus or 1) // (pp * pcp)))
+    needed = tp * pp * pcp
+    gpus = args.gpus or needed
+    if needed > gpus:
+        more = f" x --pcp {pcp}" if pcp > 1 else ""
+        raise UsageError(f"--tp {tp} x --pp {pp}{more} needs {needed} cards, but --gpus is {gpus}")
+    if mig and needed > 1:
+        raise UsageError(f"--tp {tp} x --pp {pp} with --memory-kind mig; allowed: 1, slices cannot form a group")
+    return tp, pp, pcp, gpus
 
 
 def models_of(engines: Sequence[Engine]) -> str:

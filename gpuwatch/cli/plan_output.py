@@ -10,13 +10,15 @@ from gpuwatch.engines.log_text import clean
 from gpuwatch.ledger.budget import GIB
 from gpuwatch.ledger.command import repaired
 from gpuwatch.ledger.need import scale_share
-from gpuwatch.ledger.plan import PARTS, card_of
+from gpuwatch.ledger.plan import PARTS, card_of, fraction_needed
+from gpuwatch.ledger.spread import spreads
 from gpuwatch.ledger.whatif import best_pair, what_if
 
 if TYPE_CHECKING:
     from gpuwatch.cli.plan_ask import Asked
     from gpuwatch.ledger.need import Engine
     from gpuwatch.ledger.plan import Card, Plan
+    from gpuwatch.ledger.spread import Spread
     from gpuwatch.ledger.whatif import Row
 
 SCHEMA = 1
@@ -59,7 +61,8 @@ def print_json(plan: Plan, asked: Asked) -> None:
                 "what_if": [_row(row) for row in rows],
                 "flags": flags_of(asked),
                 "notes": [*asked.assumed, *plan.notes],
-                "models": [_model(one) for one in asked.engines],
+                "spread": [_spread(way) for way in ways_of(asked)],
+                "models": [_model(one, asked) for one in asked.engines],
                 "command": command_of(asked),
             },
             indent=2,
@@ -90,7 +93,25 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def _model(engine: Engine) -> dict[str, Any]:
+def _spread(way: Spread) -> dict[str, Any]:
+    return {
+        "tp": way.tp,
+        "replicas": way.replicas,
+        "verdict": way.verdict,
+        "max_concurrency": round(way.concurrency, 3),
+    }
+
+
+def ways_of(asked: Asked) -> tuple[Spread, ...]:
+    """Return the ways to spread the model over the cards, where there is one model and there are several cards."""
+    return spreads(asked.engines[0], asked.gpus) if asked.gpus > 1 and len(asked.engines) == 1 else ()
+
+
+def _needed(engine: Engine, asked: Asked) -> float:
+    return fraction_needed(engine, asked.engines[: asked.engines.index(engine)])
+
+
+def _model(engine: Engine, asked: Asked) -> dict[str, Any]:
     deployment = engine.deployment
     return {
         "name": engine.model.name,
@@ -102,7 +123,7 @@ def _model(engine: Engine) -> dict[str, Any]:
         "chunk": deployment.chunk,
         "max_num_seqs": deployment.sequences,
         "per_gpu": {part: round(value) for part, value in card_of([engine]).components.items()},
-        "fraction_needed": round(card_of([engine]).total / deployment.capacity, 3),
+        "fraction_needed": _needed(engine, asked),
         "missing": list(engine.model.missing),
     }
 
@@ -145,7 +166,8 @@ def print_text(plan: Plan, asked: Asked) -> None:
     engine = asked.engines[0]
     deployment, card = engine.deployment, plan.cards[0]
     ranks = f"TP{deployment.tp}" + (f" x PP{deployment.pp}" if deployment.pp > 1 else "")
-    replicas = asked.gpus // (deployment.tp * deployment.pp)
+    ranks += f" x PCP{deployment.pcp}" if deployment.pcp > 1 else ""
+    replicas = asked.gpus // deployment.ranks
     spread = ranks + (f", {replicas} independent replicas" if replicas > 1 else "")
     cards = f"{asked.gpus} x {gib(card.capacity)} GiB"
     print(clean(f"{models_of(asked.engines)} on {cards}, {deployment.engine} {asked.version}, {spread}"))
@@ -163,7 +185,11 @@ def print_text(plan: Plan, asked: Asked) -> None:
             f"  {found.tokens:,} tokens: the longest request {found.max_context:,} tokens, or "
             f"{found.max_concurrency:.1f} requests of {one.context:,}"
         )
-    print(f"fewest cards of this size: {plan.fewest_gpus or 'more than 64'}")
+    most = "more than 64" if not deployment.mig else "no number of slices"
+    print(f"fewest cards of this size: {plan.fewest_gpus or most}")
+    _print_ways(asked)
+    if len(asked.engines) > 1:
+        _print_fractions(asked)
     _print_rows(asked)
     for fault in flags_of(asked):
         print(clean(f"flag {fault['flag']}: {fault['problem']}; {fault['replacement'] or 'leave it out'}"))
@@ -172,6 +198,24 @@ def print_text(plan: Plan, asked: Asked) -> None:
         print(clean(f"\nrepaired command:\n  {command}"))
     for note in (*asked.assumed, *plan.notes):
         print(clean(f"note: {note}"))
+
+
+def _print_ways(asked: Asked) -> None:
+    ways = [
+        f"{way.replicas} x TP{way.tp} "
+        + ("does not fit" if way.verdict == "does_not_fit" else f"{way.concurrency:.1f} ({way.verdict})")
+        for way in ways_of(asked)
+    ]
+    if ways:
+        context = asked.engines[0].deployment.context
+        print(f"requests of {context:,} tokens at once on {asked.gpus} cards: {'; '.join(ways)}")
+
+
+def _print_fractions(asked: Asked) -> None:
+    """Print what each of several models on the same cards should be told to take."""
+    for engine in asked.engines:
+        flag, needed = _fraction(engine.deployment.engine), _needed(engine, asked)
+        print(clean(f"share of {engine.model.name or engine.model.architecture}: {flag} {needed:.2f}"))
 
 
 def _fraction(engine: str) -> str:

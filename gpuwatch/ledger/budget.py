@@ -35,13 +35,17 @@ COMMUNICATION_BYTES = 0.25 * GIB
 SGLANG_TABLES_BYTES = 0.8 * GIB
 """Request and token tables and workspaces of SGLang between weights and the end of its pool. Seen: 0.6 to 1.05 GiB."""
 
+PREFILL_SHARDS_UNTIL = (0, 30)
+"""Up to here prefill context parallelism divided the tokens of the KV pool as decode context parallelism does."""
+
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """How an engine is launched. `capacity` is the memory of one GPU in bytes; `fraction` is the reserve fraction.
 
     `sequences` is the limit of the batch, `chunk` the token budget of a step. `version` is () when not known.
-    `prefix_caching` None: as the engine chooses. `asynchronous` scheduling has two steps under way.
+    `host_weights` are bytes of weights that each rank leaves in host memory, `host_cache` bytes of host memory in all
+    for KV blocks. `prefix_caching` None: as the engine chooses. `asynchronous` scheduling has two steps under way.
     """
 
     engine: str
@@ -50,6 +54,7 @@ class Deployment:
     tp: int = 1
     pp: int = 1
     dcp: int = 1
+    pcp: int = 1
     dp_attention: int = 1
     context: int = 4096
     sequences: int = 256
@@ -66,8 +71,16 @@ class Deployment:
     max_total_tokens: int | None = None
     pooling: bool = False
     unified: bool = False
+    mig: bool = False
+    host_weights: float = 0.0
+    host_cache: float = 0.0
     asynchronous: bool = True
     state_dtype: str = "auto"
+
+    @property
+    def ranks(self) -> int:
+        """GPUs of one replica: tensor ranks in each pipeline stage, as many times as prefill contexts are divided."""
+        return self.tp * self.pp * self.pcp
 
     @property
     def split(self) -> Split:
@@ -87,7 +100,7 @@ class Deployment:
             dtype=self.kv_dtype,
             tp=self.attention_tp,
             pp=self.pp,
-            dcp=self.dcp,
+            dcp=self.dcp * (self.pcp if (0, 12) <= self.version < PREFILL_SHARDS_UNTIL else 1),
             max_model_len=self.context,
             batched_tokens=self.chunk,
             in_flight=_in_flight(self),
@@ -142,7 +155,7 @@ def forward_bytes(model: Model, deployment: Deployment) -> float:
     if model.experts is not None:
         chosen = max(1, model.experts.chosen)
         width = max(width, chosen * (3 * model.experts.width / deployment.tp + 2 * model.hidden))
-    return 2.0 * deployment.chunk * (width + 3 * model.hidden)
+    return 2.0 * deployment.chunk / deployment.pcp * (width + 3 * model.hidden)
 
 
 def sampler_bytes(model: Model, deployment: Deployment) -> float:
@@ -152,10 +165,10 @@ def sampler_bytes(model: Model, deployment: Deployment) -> float:
 
 def residents(model: Model, deployment: Deployment) -> Residents:
     """Return what an engine takes on its fullest rank besides the KV pool."""
-    ranks = deployment.tp * deployment.pp
+    ranks = deployment.ranks
     layers = model.layer_count / deployment.pp
     return Residents(
-        weights=weight_bytes(model, deployment.split),
+        weights=max(0.0, weight_bytes(model, deployment.split) - deployment.host_weights),
         activations=activation_bytes(model, deployment),
         graphs=0.0 if deployment.eager else layers * GRAPH_BYTES_PER_LAYER * _captured(deployment.sequences),
         context=CONTEXT_BYTES,

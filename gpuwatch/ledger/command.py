@@ -20,6 +20,7 @@ _NUMBERS = {
     "pp": ("pipeline-parallel-size", "pp-size"),
     "dp": ("data-parallel-size", "dp-size"),
     "dcp": ("decode-context-parallel-size", "dcp-size"),
+    "pcp": ("prefill-context-parallel-size",),
     "context": ("max-model-len", "context-length"),
     "max_num_seqs": ("max-num-seqs", "max-running-requests"),
     "chunk": ("max-num-batched-tokens", "chunked-prefill-size"),
@@ -46,6 +47,13 @@ class Command:
     prefix_caching: bool | None
     hybrid_manager: bool
     flags: Mapping[str, Value]
+
+    def gib(self, *names: str) -> float:
+        """Return the first of some flags that holds a number of GiB, else 0."""
+        values = (self.flags.get(name) for name in names)
+        return next(
+            (float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and v > 0), 0.0
+        )
 
     def problems(self, version: str) -> tuple[FlagProblem, ...]:
         """Return what is wrong with its flags for a version of the engine."""

@@ -46,11 +46,12 @@ class Engine:
         """What it takes on its fullest rank besides the KV cache."""
         taken = residents(self.model, self.deployment)
         ranks = self.deployment.tp * self.deployment.pp
-        if self.weights_bytes is not None:
-            return replace(taken, weights=self.weights_bytes / ranks)
-        if self.parameters is not None:
-            return replace(taken, weights=self.parameters * bytes_per_parameter(self.model) / ranks)
-        return taken
+        whole = self.weights_bytes
+        if whole is None and self.parameters is not None:
+            whole = self.parameters * bytes_per_parameter(self.model)
+        if whole is None:
+            return taken
+        return replace(taken, weights=max(0.0, whole / ranks - self.deployment.host_weights))
 
     @property
     def kv_bytes(self) -> float:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from gpuwatch.ledger.budget import pool_bytes
+from gpuwatch.ledger.budget import GIB, SGLANG_TABLES_BYTES, pool_bytes
 from gpuwatch.ledger.kv import whole_bytes_per_token
 from gpuwatch.ledger.need import GROWTH, Engine
 from gpuwatch.ledger.pool import longest_context, pool_of
@@ -14,12 +14,16 @@ from gpuwatch.ledger.pool import longest_context, pool_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuwatch.ledger.budget import Deployment
+
 Verdict: TypeAlias = Literal["fits", "tight", "does_not_fit"]
 
 PARTS = ("weights", "kv_cache", "activations", "graphs", "context", "communication")
 ERRORS = {"weights": 0.01, "kv_cache": 0.02, "activations": 0.35, "graphs": 0.6, "context": 0.5, "communication": 0.5}
 """Relative error of each part, from the figures in `docs/ledger.md`."""
 MOST_GPUS = 64
+SYSTEM_BYTES = 8 * GIB
+"""What the operating system and other programs need of a memory that they share with the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,25 @@ def capacity_of(engine: Engine, others: float = 0.0) -> Capacity:
     return Capacity(engine, per_token, max(0.0, available), pool.tokens, longest, pool.concurrency)
 
 
+def fraction_needed(engine: Engine, others: Sequence[Engine] = ()) -> float:
+    """Return the reserve fraction that holds the engine and the requests asked for, rounded up to hundredths.
+
+    vLLM's is of all memory, and from 0.9.1 on without the CUDA context. SGLang's is of what was free before the
+    weights, hence of what `others`, started earlier, leave.
+    """
+    deployment, taken = engine.deployment, engine.residents
+    if deployment.engine == "sglang":
+        free = deployment.capacity - taken.context - sum(card_of([other]).total for other in others)
+        need = taken.weights + taken.communication + engine.kv_bytes + SGLANG_TABLES_BYTES
+        share = need / free if free > 0 else 1.0
+    else:
+        counted = taken.total - (taken.context if deployment.version >= (0, 9, 1) else 0.0)
+        if deployment.version and deployment.version < (0, 20):
+            counted -= taken.graphs
+        share = (counted + engine.kv_bytes) / deployment.capacity
+    return math.ceil(100 * share) / 100
+
+
 def make_plan(engines: Sequence[Engine]) -> Plan:
     """Plan `engines` that share the same cards.
 
@@ -107,16 +130,34 @@ def make_plan(engines: Sequence[Engine]) -> Plan:
     if not engines:
         raise ValueError("no model to plan")
     card = card_of(engines)
-    ranks = max(engine.deployment.tp * engine.deployment.pp for engine in engines)
+    ranks = max(engine.deployment.ranks for engine in engines)
     whole = [_others(engines, engine) for engine in engines]
+    capacities = tuple(capacity_of(engine, others) for engine, others in zip(engines, whole, strict=True))
+    verdict = verdict_of(engines)
+    notes = [note for engine in engines for note in notes_of(engine)]
+    if verdict != "does_not_fit" and len(engines) == 1:
+        notes += _start_notes(capacities[0])
     return Plan(
-        verdict=verdict_of(engines),
+        verdict=verdict,
         cards=tuple(replace(card, gpu=gpu) for gpu in range(ranks)),
-        capacities=tuple(capacity_of(engine, others) for engine, others in zip(engines, whole, strict=True)),
+        capacities=capacities,
         fewest_gpus=fewest_gpus(engines),
         error_band=error_band(card),
-        notes=tuple(dict.fromkeys(note for engine in engines for note in notes_of(engine))),
+        notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _start_notes(found: Capacity) -> list[str]:
+    """Say what is needed where the card holds a request and the engine's share of it does not."""
+    engine = found.engine
+    if found.max_concurrency >= 1:
+        return []
+    flag = "--mem-fraction-static" if engine.deployment.engine == "sglang" else "--gpu-memory-utilization"
+    needed, given = fraction_needed(engine), engine.deployment.fraction
+    words = f"with {flag} {given:g} the pool holds less than one request of {engine.deployment.context:,} tokens"
+    if given < needed < 1:
+        return [f"{words}, so the engine will not start: it needs {needed:.2f}"]
+    return [f"{words}, so the engine will not start: no fraction is enough with all that the engine sets aside"]
 
 
 def _others(engines: Sequence[Engine], engine: Engine) -> float:
@@ -132,8 +173,9 @@ def error_band(card: Card) -> float:
 
 def fewest_gpus(engines: Sequence[Engine]) -> int | None:
     """Return the fewest cards, 1, 2, 4 …, on which the engines fit, or fit tightly, with tensor parallelism."""
+    most = 1 if any(engine.deployment.mig for engine in engines) else MOST_GPUS
     count = 1
-    while count <= MOST_GPUS:
+    while count <= most:
         tried = [at_tp(engine, count) for engine in engines]
         if all(possible_tp(engine) for engine in tried) and verdict_of(tried) != "does_not_fit":
             return count
@@ -143,7 +185,7 @@ def fewest_gpus(engines: Sequence[Engine]) -> int | None:
 
 def at_tp(engine: Engine, tp: int) -> Engine:
     """Return the engine over `tp` ranks, without pipeline stages."""
-    return engine.with_deployment(tp=tp, pp=1, dcp=1 if tp == 1 else engine.deployment.dcp)
+    return engine.with_deployment(tp=tp, pp=1, pcp=1, dcp=1 if tp == 1 else engine.deployment.dcp)
 
 
 def possible_tp(engine: Engine) -> bool:
@@ -178,10 +220,34 @@ def notes_of(engine: Engine) -> list[str]:
         notes.append(
             "4-bit KV needs scales beside the elements and a working copy during prefill where no kernel reads it"
         )
+    notes += _memory_notes(deployment)
     if model.quantisation is not None and not model.quantisation.known:
         notes.append(f"the quantisation {model.quantisation.method!r} is not known: weights are counted as 16-bit")
     if not model.tower_known:
         notes.append("a vision or audio tower is in the config without its sizes: its weights are not counted")
     if model.missing:
         notes.append(f"missing in the config: {', '.join(model.missing)}; what needs them is not computed")
+    return notes
+
+
+def _memory_notes(deployment: Deployment) -> list[str]:
+    """Return what is special about the memory: a part of a card, one pool with the host, or parts in host memory."""
+    notes = []
+    if deployment.mig:
+        notes.append("MIG slices have no peer-to-peer: each is a replica of its own, and its memory is not shared")
+    if deployment.unified:
+        flag = "--mem-fraction-static" if deployment.engine == "sglang" else "--gpu-memory-utilization"
+        most = math.floor(100 * (1 - SYSTEM_BYTES / deployment.capacity)) / 100
+        words = (
+            f"unified memory: the system and every program take theirs from the same {deployment.capacity / GIB:.0f}"
+        )
+        notes.append(f"{words} GiB; keep {SYSTEM_BYTES / GIB:.0f} GiB for them ({flag} {max(0.0, most):.2f} at most)")
+    if deployment.host_weights:
+        words = f"{deployment.host_weights / GIB:.1f} GiB of weights of each rank stay in host memory"
+        notes.append(f"{words}: every step reads them over PCIe, which costs most of the speed")
+    if deployment.host_cache:
+        notes.append(
+            f"{deployment.host_cache / GIB:.1f} GiB of host memory keep KV blocks for later requests: more prefix "
+            "hits, not more requests at once"
+        )
     return notes

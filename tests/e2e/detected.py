@@ -20,7 +20,10 @@ HEADINGS = ("id", "scenario", "fired on", "seconds", "limit", "first finding", "
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """One finding of one scenario. `seconds` from the cause to its appearance, `limit` what is promised."""
+    """One finding of one scenario. `seconds` from the cause to its appearance, `limit` what is promised.
+
+    `right`: it was the first finding of the list when it appeared, or the first one is named as its cause.
+    """
 
     id: str
     scenario: str
@@ -28,11 +31,7 @@ class Detected:
     seconds: float
     limit: float
     first: str
-
-    @property
-    def right(self) -> bool:
-        """Whether it was the first finding of the list when it appeared."""
-        return self.first == self.id
+    right: bool
 
     def cells(self) -> tuple[str, ...]:
         """Return the line as text."""
@@ -54,7 +53,9 @@ def detect(follow: Follow, wanted: str, where: tuple[str, str], since: float, li
         AssertionError: it did not come within `limit` seconds and some grace.
     """
     view = follow.wait_for(wanted, since + limit + GRACE_SECONDS - time.time(), since)
-    _LINES.append(Detected(wanted, *where, view.time - since, limit, view.firing()[0]))
+    first = view.firing()[0]
+    right = first in (wanted, view.finding(wanted)["caused_by"])
+    _LINES.append(Detected(wanted, *where, view.time - since, limit, first, right))
     return view
 
 

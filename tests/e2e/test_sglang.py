@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from detected import detect
-from fakenvml.machine import FakeNvml
+from fakenvml.machine import IDLE, FakeNvml
 from follow import Follow
 from sglang_server import SglangServer
 from vllm_server import tokens
@@ -44,10 +44,10 @@ def oldest(tmp_path_factory):
 
 @pytest.fixture
 def gpus(tmp_path):
-    """Two healthy GPUs, so that there is always something to be wrong about."""
+    """Two healthy GPUs that nobody uses, so that there is always something to be wrong about."""
     fake = FakeNvml(tmp_path / "gpus", gpus=2)
     for gpu in range(2):
-        fake.set(gpu, throttle=0, pcie_gen=5, pcie_width=16)
+        fake.set(gpu, **IDLE, pcie_width=16)
     return fake
 
 
@@ -91,7 +91,7 @@ def test_a_moderate_load_with_prefix_hits_is_silent_and_the_hits_are_counted_as_
     while time.monotonic() < deadline:
         hits.append(newest.generate([*head, *tokens(20, 100 + len(hits))], 40))
     report = watched.result()
-    assert len(hits) >= 10
+    assert len(hits) >= 3
     assert min(hits) >= 800
     assert ids(report) == []
     # the page is behind by what was answered before the first and after the last poll
@@ -103,9 +103,9 @@ def test_a_retraction_storm_is_named_with_the_flags_of_sglang(newest, gpus):
     with Follow("--engine", newest.url, "--log", str(newest.log), env=gpus.env()) as watch:
         watch.lead()
         begun = time.time()
-        burst(newest, to_the_end=False)
-        first = wait_for_line(newest.log, "Retract requests", 60)
-        view = detect(watch, "sglang_retraction_storm", ("16 requests on 4,500 tokens", "SGLang 0.5.23"), first, 15)
+        burst(newest, to_the_end=True)
+        second = wait_for_lines(newest.log, "Retract requests", 2, 120)
+        view = detect(watch, "sglang_retraction_storm", ("16 requests on 4,500 tokens", "SGLang 0.5.23"), second, 15)
     storm = view.finding("sglang_retraction_storm")
     assert storm["severity"] == "critical"
     assert view.firing()[0] == "sglang_retraction_storm"
@@ -120,8 +120,8 @@ def test_before_0_5_7_the_log_alone_names_the_storm(oldest, gpus):
     with Follow("--engine", oldest.url, "--log", str(oldest.log), env=gpus.env()) as watch:
         watch.lead()
         burst(oldest, to_the_end=True)
-        first = wait_for_line(oldest.log, "Decode out of memory happened", 60)
-        view = detect(watch, "sglang_retraction_storm", ("the same, no counter", "SGLang 0.4.6"), first, 15)
+        second = wait_for_lines(oldest.log, "Decode out of memory happened", 2, 120)
+        view = detect(watch, "sglang_retraction_storm", ("the same, no counter", "SGLang 0.4.6"), second, 15)
     storm = view.finding("sglang_retraction_storm")
     assert view.firing()[0] == "sglang_retraction_storm"
     assert "--max-num-seqs" not in {item["flag"] for item in storm["advice"]}
@@ -147,7 +147,7 @@ def test_a_dead_scheduler_behind_a_page_that_still_answers_is_a_stall(oldest, gp
 
 def test_a_dead_scheduler_that_takes_the_server_with_it_is_an_engine_that_is_down(newest, gpus):
     wait_for_idle(newest, 120)
-    with Follow("--engine", newest.url, env=gpus.env()) as watch:
+    with Follow("--engine", newest.url, "--log", str(newest.log), env=gpus.env()) as watch:
         watch.lead()
         background(lambda n: newest.generate(tokens(300, 70 + n), 900, 100, to_the_end=True), 3)
         time.sleep(4)
@@ -157,18 +157,22 @@ def test_a_dead_scheduler_that_takes_the_server_with_it_is_an_engine_that_is_dow
             time.sleep(0.2)
         gone = time.time()
         view = detect(watch, "engine_down", ("scheduler killed, server ends", "SGLang 0.5.23"), gone, 15)
-    assert view.firing()[0] == "engine_down"
-    assert view.finding("engine_down")["severity"] == "critical"
+    down = view.finding("engine_down")
+    assert down["severity"] == "critical"
+    # the log says which process died and of what signal: that is the cause
+    assert view.firing()[0] == "worker_died"
+    assert down["caused_by"] == "worker_died"
+    assert "9" in view.finding("worker_died")["cause"]
 
 
-def wait_for_line(log, text, seconds):
-    """Return when a line with `text` was there, in seconds since the epoch."""
+def wait_for_lines(log, text, count, seconds):
+    """Return when `count` lines with `text` were there, in seconds since the epoch. One retraction is no storm."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if text in log.read_text(errors="replace"):
+        if log.read_text(errors="replace").count(text) >= count:
             return time.time()
         time.sleep(0.2)
-    raise AssertionError(f"{text!r} did not come into {log} within {seconds} s")
+    raise AssertionError(f"{text!r} did not come {count} times into {log} within {seconds} s")
 
 
 def warm_up(server):

@@ -182,3 +182,132 @@ def test_text_for_people_says_verdict_parts_and_what_was_assumed(capsys, folder)
     assert "KV cache: 163,840 bytes per token" in out
     assert "cards of 80 GiB assumed (--gpu-memory)" in out
     assert max(map(len, out.splitlines()[1:])) <= 120  # the first line names the model
+
+
+def test_the_text_part_of_a_model_that_sees_is_planned(capsys, tmp_path):
+    text = config(40, 8, 128, max_position_embeddings=32768)
+    vision = {"model_type": "siglip", "hidden_size": 1152, "num_hidden_layers": 27, "intermediate_size": 4304}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": text, "vision_config": vision}))
+    _, plan = planned(capsys, str(tmp_path))
+    assert plan["kv"]["bytes_per_token"] == 163_840
+    plain = tmp_path / "plain.json"
+    plain.write_text(json.dumps(text))
+    _, alone = planned(capsys, str(plain))
+    more = plan["per_gpu"][0]["components"]["weights"] - alone["per_gpu"][0]["components"]["weights"]
+    assert more == 2 * (27 * (4 * 1152**2 + 2 * 1152 * 4304) + 1152 * 5120)
+
+
+def test_a_head_without_size_is_the_width_by_the_heads(capsys, tmp_path):
+    model = config(40, 8, 0)
+    del model["head_dim"]
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    _, plan = planned(capsys, str(tmp_path), "--context", "1024")
+    assert plan["kv"]["bytes_per_token"] == 2 * 40 * 8 * (5120 // 40) * 2
+
+
+def test_an_unknown_quantisation_is_said_and_counted_as_16_bits(capsys, tmp_path):
+    for name, more in (("a", {}), ("b", {"quantization_config": {"quant_method": "octal", "bits": 3}})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config(40, 8, 128, **more)))
+    plain, octal = (planned(capsys, str(tmp_path / name), "--context", "1024")[1] for name in "ab")
+    assert octal["per_gpu"] == plain["per_gpu"]
+    assert "the quantisation 'octal' is not known: weights are counted as 16-bit" in octal["notes"]
+
+
+def test_a_billion_tokens_are_planned_like_any_other_number(capsys, folder):
+    _, plan = planned(capsys, str(folder), "--context", "1000000000")
+    assert plan["verdict"] == "does_not_fit"
+    assert plan["fewest_gpus"] is None
+    assert plan["kv"]["max_concurrency"] < 0.001
+    assert any("beyond the 32,768" in note for note in plan["notes"])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"num_hidden_layers": 1e13}', "num_hidden_layers is 1e+13; allowed: 0 to 1e+12"),
+        ('{"num_hidden_layers": 2.5}', "num_hidden_layers is '2.5'; a whole number is expected"),
+        ('{"num_hidden_layers": Infinity}', "num_hidden_layers is 'inf'; a whole number is expected"),
+        ('{"num_hidden_layers": NaN}', "num_hidden_layers is 'nan'; a whole number is expected"),
+        ('{"num_hidden_layers": true}', "num_hidden_layers is 'True'; a whole number is expected"),
+        ('{"num_hidden_layers": {"a": 1}}', "a whole number is expected"),
+        ("[" * 100_000, "is not JSON"),
+        ("\x00\xff", "is not JSON"),
+    ],
+)
+def test_absurd_values_get_one_line(capsys, tmp_path, text, says):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    assert main(["plan", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "index", ['{"weight_map": []}', '{"metadata": {"total_size": "big"}}', "{}", '{"metadata": {"total_size": -1}}']
+)
+def test_an_index_that_says_nothing_leaves_the_formula(capsys, folder, index):
+    _, formula = planned(capsys, str(folder))
+    (folder / "model.safetensors.index.json").write_text(index)
+    assert planned(capsys, str(folder))[1]["per_gpu"] == formula["per_gpu"]
+
+
+def test_several_cards_are_compared_as_ranks_and_as_replicas(capsys, folder):
+    code, plan = planned(capsys, str(folder), "--params", "32e9", "--gpus", "4", "--context", "32768")
+    assert code == 0
+    assert [(way["tp"], way["replicas"]) for way in plan["spread"]] == [(1, 4), (2, 2), (4, 1)]
+    assert plan["spread"][2]["max_concurrency"] == plan["kv"]["max_concurrency"]
+    assert main(["plan", str(folder), "--params", "32e9", "--gpus", "4", "--context", "32768"]) == 0
+    out = capsys.readouterr().out
+    assert "requests of 32,768 tokens at once on 4 cards: 4 x TP1 " in out
+    assert planned(capsys, str(folder))[1]["spread"] == []
+
+
+def test_several_models_are_told_their_shares(capsys, folder):
+    models = (str(folder), "Qwen/Qwen3-0.6B", "--params", "8e9", "--gpu-memory", "80", "--context", "8192")
+    _, plan = planned(capsys, *models)
+    shares = [model["fraction_needed"] for model in plan["models"]]
+    assert sum(shares) < 1
+    main(["plan", *models])
+    out = capsys.readouterr().out
+    assert f"share of Qwen/Qwen3-0.6B: --gpu-memory-utilization {shares[1]:.2f}" in out
+
+
+def test_a_slice_of_a_card_is_a_replica(capsys, folder):
+    arguments = (str(folder), "--memory-kind", "mig", "--gpus", "7", "--gpu-memory", "9.75", "--params", "1e9")
+    _, plan = planned(capsys, *arguments, "--context", "1024")
+    assert [(way["tp"], way["replicas"]) for way in plan["spread"]] == [(1, 7)]
+    assert any("MIG slices have no peer-to-peer" in note for note in plan["notes"])
+    assert main(["plan", *arguments, "--tp", "2"]) == 2
+    assert "--tp 2 x --pp 1 with --memory-kind mig; allowed: 1" in capsys.readouterr().err
+
+
+def test_memory_shared_with_the_host_leaves_room_for_it(capsys, folder):
+    _, plan = planned(capsys, str(folder), "--memory-kind", "unified", "--gpu-memory", "120")
+    assert any("--gpu-memory-utilization 0.93 at most" in note for note in plan["notes"])
+    assert plan["models"][0]["max_num_seqs"] == 256  # no large card of its own
+
+
+def test_weights_and_blocks_in_host_memory_are_counted_and_said(capsys):
+    command = "vllm serve Qwen/Qwen3-8B --cpu-offload-gb 4 --kv-offloading-size 32"
+    _, plan = planned(capsys, "--from-command", command, "--context", "8192")
+    _, plain = planned(capsys, "Qwen/Qwen3-8B", "--context", "8192")
+    weights = [card["per_gpu"][0]["components"]["weights"] for card in (plain, plan)]
+    assert weights[0] - weights[1] == 4 * GIB
+    notes = " ".join(plan["notes"])
+    assert "4.0 GiB of weights of each rank stay in host memory" in notes
+    assert "32.0 GiB of host memory keep KV blocks" in notes
+    assert plan["kv"]["tokens"] > plain["kv"]["tokens"]
+
+
+def test_prefill_contexts_need_cards_and_until_0_30_divide_the_cache(capsys, folder):
+    def tokens(version):
+        arguments = ("--gpus", "4", "--tp", "2", "--pcp", "2", "--engine-version", version, "--chunk", "2048")
+        _, plan = planned(capsys, str(folder), *arguments)
+        assert len(plan["per_gpu"]) == 4
+        return plan["kv"]["tokens"]
+
+    assert tokens("0.29.0") == pytest.approx(2 * tokens("0.33.0"), rel=0.01)
+    assert main(["plan", str(folder), "--gpus", "2", "--tp", "2", "--pcp", "2"]) == 2
+    assert "--tp 2 x --pp 1 x --pcp 2 needs 4 cards, but --gpus is 2" in capsys.readouterr().err

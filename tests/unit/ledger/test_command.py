@@ -19,11 +19,11 @@ def mended(text, *problems, engine="vllm", more=None):
 
 
 def unknown(flag, instead=""):
-    return FlagProblem(flag, "unknown", "no such flag", instead=instead)
+    return FlagProblem(flag, "unknown", "", "no such flag", instead)
 
 
 def wrong(flag, proposed=""):
-    return FlagProblem(flag, "risky", "wrong value", proposed=proposed)
+    return FlagProblem(flag, "risky", "", "wrong value", proposed=proposed)
 
 
 def test_the_settings_that_memory_depends_on_are_read_in_all_spellings():

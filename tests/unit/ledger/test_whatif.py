@@ -1,0 +1,194 @@
+"""What changes buy, how they are ranked, and what a model on several cards serves in all."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuwatch.ledger.budget import GIB, Deployment
+from gpuwatch.ledger.need import Engine, with_weights
+from gpuwatch.ledger.plan import capacity_of, fraction_needed, make_plan, verdict_of
+from gpuwatch.ledger.predict import measured
+from gpuwatch.ledger.spread import spreads
+from gpuwatch.ledger.whatif import HARDWARE, QUALITY, SPEED, best_pair, concurrency, on_these_cards, what_if
+from tests.unit.ledger.models import model
+
+WIDE = model(40, 8, 128)
+TOKEN = 163_840
+"""KV bytes of one token of `WIDE` in 16 bits."""
+
+
+def engine(gib=80, tp=2, context=131072, of=WIDE, **more):
+    deployment = Deployment("vllm", (0, 33, 0), gib * GIB, tp=tp, context=context, **more)
+    return Engine(of, deployment, parameters=32e9)
+
+
+def row(rows, start):
+    return next(found for found in rows if found.change.startswith(start))
+
+
+def test_an_eight_bit_cache_holds_twice_as_much():
+    plain = capacity_of(engine())
+    found = row(what_if(engine()), "--kv-cache-dtype auto → fp8")
+    assert found.max_context == pytest.approx(2 * plain.max_context, rel=0.01)
+    assert found.weight == QUALITY
+    assert "digit strings" in found.costs
+
+
+def test_four_bit_weights_leave_their_bytes_to_the_pool():
+    plain, found = capacity_of(engine()), row(what_if(engine()), "weights in INT4")
+    saved = 32e9 * (2 - 0.56) / 2  # on each of two cards
+    assert found.max_context - plain.max_context == pytest.approx(saved / (TOKEN / 2), rel=0.01)
+    assert found.engine.model.quantisation.bits == 4
+
+
+def test_half_a_chunk_helps_only_where_the_chunk_makes_the_peak():
+    assert not [found for found in what_if(engine(sequences=256)) if "batched-tokens" in found.change]
+    assert row(what_if(engine(sequences=16)), "--max-num-batched-tokens 8192 → 4096").weight == SPEED
+
+
+def test_rows_that_make_it_fit_come_first_and_the_cheapest_of_them():
+    tight = engine(gib=48, tp=2, context=65536)
+    rows = what_if(tight)
+    order = [{"fits": 0, "tight": 1, "does_not_fit": 2}[found.verdict] for found in rows]
+    assert order == sorted(order)
+    fitting = [found.weight for found in rows if found.verdict == "fits"]
+    assert fitting == sorted(fitting)
+    assert len(fitting) > 1
+
+
+def test_more_ranks_are_proposed_only_where_the_heads_can_be_divided():
+    odd = model(40, 7, 128, num_attention_heads=14)
+    assert row(what_if(engine(tp=2)), "tensor parallel 2 → 4").weight == HARDWARE
+    assert not [found for found in what_if(engine(tp=2, of=odd)) if "tensor parallel" in found.change]
+
+
+def test_copied_heads_are_put_to_use_by_decode_context_parallelism():
+    few = model(40, 2, 128)
+    found = row(what_if(engine(tp=8, of=few)), "--decode-context-parallel-size 1 → 4")
+    assert found.max_concurrency == pytest.approx(4 * capacity_of(engine(tp=8, of=few)).max_concurrency, rel=0.01)
+    assert not [r for r in what_if(engine(tp=2)) if "decode-context" in r.change]
+
+
+def test_a_cache_of_mixed_width_is_no_setting_that_exists():
+    found = row(what_if(engine()), "KV of the last 4,096 tokens in 16 bits")
+    assert not found.available
+    assert "neither vLLM nor SGLang" in found.costs
+
+
+def test_two_changes_are_proposed_where_no_single_one_is_enough():
+    # 10 GiB of KV cache on each card: with 8.3 GiB of 4-bit weights 22 of 24 GiB, too close without an 8-bit cache
+    hard = engine(gib=24, tp=2, context=131072)
+    assert verdict_of([hard]) == "does_not_fit"
+    assert not [found for found in what_if(hard) if found.verdict == "fits"]
+    pair = best_pair(hard)
+    assert pair.verdict == "fits"
+    assert " and " in pair.change
+    assert "; " in pair.costs
+    assert best_pair(engine()) is None
+
+
+def test_what_others_take_of_the_card_counts():
+    alone, shared = what_if(engine()), what_if(engine(), [engine(tp=2, context=1024, gib=80)])
+    assert row(shared, "--kv-cache-dtype auto → fp8").max_context < row(alone, "--kv-cache-dtype").max_context
+
+
+def test_sglang_is_told_in_its_own_flags():
+    rows = what_if(Engine(WIDE, Deployment("sglang", (0, 5, 23), 80 * GIB, tp=2, context=131072, sequences=32)))
+    changes = " | ".join(found.change for found in rows)
+    assert "--mem-fraction-static 0.92 → 0.95" in changes
+    assert "fp8_e4m3" in changes
+    assert "gpu-memory-utilization" not in changes
+
+
+def test_a_running_engine_is_taken_with_the_pool_that_it_has():
+    live = measured(engine(context=8192), 10 * GIB)
+    # blocks of 16 tokens on one of two ranks; one request takes 512 of them
+    assert concurrency(live, 8192) == pytest.approx(10 * GIB // (16 * TOKEN // 2) / 512)
+
+
+def test_on_the_same_cards_nothing_is_bought_and_nothing_is_invented():
+    rows = on_these_cards(measured(engine(), 20 * GIB), 131072)
+    assert rows
+    assert all(found.available and found.weight != HARDWARE for found in rows)
+    assert not [found for found in rows if "tensor parallel" in found.change or "nvfp4" in found.change]
+    assert [r for r in on_these_cards(engine(), 131072, four_bit_kv=True) if "nvfp4" in r.change]
+
+
+def test_the_pair_costs_no_quality_where_that_is_enough():
+    rows = on_these_cards(engine(sequences=1024), 131072)
+    assert rows[-1].change == "--gpu-memory-utilization 0.92 → 0.95 and --max-num-seqs 1024 → 256"
+    assert rows[-1].max_concurrency >= 1
+
+
+def test_where_it_is_not_enough_the_pair_is_the_cheapest_that_serves_such_a_request():
+    rows = on_these_cards(measured(engine(), 20 * GIB), 2_000_000)
+    *singles, pair = rows
+    assert all(found.max_concurrency < 1 for found in singles)
+    assert pair.max_concurrency < 1 or pair.weight >= QUALITY
+
+
+def test_gains_are_measured_against_what_runs_now():
+    *singles, _ = on_these_cards(engine(), 131072)
+    now = concurrency(engine(), 131072)
+    assert all(found.max_concurrency > now for found in singles)
+    assert [f.max_concurrency for f in singles] == sorted((f.max_concurrency for f in singles), reverse=True)
+
+
+def test_replicas_and_ranks_are_compared_by_what_they_serve_in_all():
+    # one card: 59.6 GiB of weights, 5 of KV cache and 3 more of 72, of which the engine may use 66.2
+    ways = {way.tp: way for way in spreads(engine(gib=72, tp=4, context=32768), 4)}
+    assert {tp: way.replicas for tp, way in ways.items()} == {1: 4, 2: 2, 4: 1}
+    two = capacity_of(engine(gib=72, tp=2, context=32768)).max_concurrency
+    assert ways[2].concurrency == pytest.approx(2 * two)
+    assert ways[1].verdict == "tight"
+
+
+def test_replicas_of_what_does_not_fit_on_one_card_serve_nothing():
+    ways = {way.tp: way for way in spreads(engine(gib=24, context=4096), 8)}
+    assert (ways[1].verdict, ways[1].concurrency) == ("does_not_fit", 0)
+    assert ways[8].concurrency > 0
+
+
+def test_slices_of_a_card_form_no_group():
+    assert [way.tp for way in spreads(engine(tp=1, mig=True), 4)] == [1]
+    assert make_plan([engine(gib=24, tp=1, mig=True)]).fewest_gpus is None
+
+
+def test_the_share_that_an_engine_needs_holds_exactly_what_was_asked_for():
+    tight = engine(gib=48, tp=2, context=65536)
+    share = fraction_needed(tight)
+    assert capacity_of(tight.with_deployment(fraction=share)).max_concurrency >= 1
+    assert capacity_of(tight.with_deployment(fraction=share - 0.01)).max_concurrency < 1
+
+
+def test_sglangs_share_is_of_what_the_engines_before_it_leave():
+    def sglang():
+        return Engine(with_weights(WIDE, "int4"), Deployment("sglang", (0, 5, 23), 80 * GIB, context=8192))
+
+    alone, second = fraction_needed(sglang()), fraction_needed(sglang(), [sglang()])
+    assert capacity_of(sglang().with_deployment(fraction=alone)).max_concurrency >= 1
+    assert second > alone
+
+
+def said(planned):
+    return [note for note in make_plan([planned]).notes if "will not start" in note]
+
+
+def test_a_plan_that_fits_the_card_and_not_the_engines_share_says_what_is_needed():
+    # 29.8 GiB of weights, 1.25 of KV cache, 1.4 of activations, 0.6 of graphs, 0.5 of buffers: 33.6 of 36
+    (note,) = said(engine(gib=36, tp=2, context=16384))
+    assert "--gpu-memory-utilization 0.92 the pool holds less than one request of 16,384 tokens" in note
+    assert note.endswith("it needs 0.94")
+    assert said(engine(gib=80, tp=2, context=16384)) == []
+
+
+def test_where_no_share_is_enough_that_is_said():
+    # SGLang's tables take 0.8 GiB, which nothing else leaves: 32.4 GiB of the 31.8 that are free before the weights
+    small = Deployment("sglang", (0, 5, 23), 32.8 * GIB, tp=2, context=16384, chunk=1024, sequences=16, eager=True)
+    (note,) = said(Engine(WIDE, small, parameters=32e9))
+    assert "no fraction is enough" in note
+
+
+def test_no_engine_is_no_plan():
+    with pytest.raises(ValueError, match="no model to plan"):
+        make_plan([])
