@@ -91,6 +91,15 @@ class Reading:
     threshold: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """The annotations of one alert as they were rendered at `time`, and what failed in them."""
+
+    time: int
+    annotations: dict[str, str]
+    errors: tuple[RuleError, ...]
+
+
 @dataclass(slots=True)
 class _Task:
     """What the engine remembers of one rule between ticks."""
@@ -99,6 +108,7 @@ class _Task:
     target: str
     limit: int
     active: dict[Labels, Alert] = field(default_factory=dict)
+    rendered: dict[Labels, _Rendered] = field(default_factory=dict)
     error: str = ""
     failures: int = 0
     keys: tuple[Labels, ...] = ()
@@ -109,7 +119,8 @@ class RuleEngine:
     """Evaluates a rule set with a querier and writes ``ALERTS``, ``ALERTS_FOR_STATE`` and recorded series to a sink.
 
     A rule that fails keeps its alerts as they were, is counted, and does not stop the others. With
-    ``statuses=False`` no rule states are worked out (rule tests do not look at them).
+    ``statuses=False`` no rule states are worked out (rule tests do not look at them). The annotations of an alert
+    that goes on are rendered anew every `refresh_ms` milliseconds; 0: at every tick, as Prometheus does.
     """
 
     def __init__(
@@ -121,8 +132,10 @@ class RuleEngine:
         inhibit_rules: Sequence[InhibitRule] = RULES,
         external_labels: Mapping[str, str] | None = None,
         statuses: bool = True,
+        refresh_ms: int = 0,
     ) -> None:
         self.rules = rules
+        self._refresh_ms = refresh_ms
         self._querier = querier
         self._sink = sink
         self._inhibit_rules = tuple(inhibit_rules)
@@ -204,11 +217,18 @@ class RuleEngine:
         _check_limit(len(vector), task)
         results: dict[Labels, Result] = {}
         renderer = _Renderer(rule, self._querier, time, self._external_labels, errors)
+        rendered: dict[Labels, _Rendered] = {}
         for source, value in vector.items():
             labels = alert_labels(source, renderer.labels(source, value), rule.name)
             if labels in results:
                 raise PromQLError("several results have the same labels once the rule's labels are set")
-            results[labels] = Result(value, renderer.annotations(source, value))
+            known = task.rendered.get(labels)
+            if known is None or not 0 <= time - known.time < self._refresh_ms:
+                known = renderer.annotations(source, value)
+            rendered[labels] = known
+            errors.extend(known.errors)
+            results[labels] = Result(value, known.annotations)
+        task.rendered = rendered
         before = task.active
         task.active = step(rule.name, before, results, time, hold=rule.hold, keep=rule.keep)
         self._restore(task, rule, before, time)
@@ -305,20 +325,21 @@ class _Renderer:
     errors: list[RuleError]
 
     def labels(self, source: Labels, value: float) -> dict[str, str]:
-        return self._texts("label", self.rule.label_templates, source, value)
+        parsed = self.rule.label_templates
+        return {key: self._text(f"label {key!r}", parsed[key], source, value, self.errors) for key in parsed}
 
-    def annotations(self, source: Labels, value: float) -> dict[str, str]:
-        return self._texts("annotation", self.rule.annotation_templates, source, value)
+    def annotations(self, source: Labels, value: float) -> _Rendered:
+        errors: list[RuleError] = []
+        parsed = self.rule.annotation_templates
+        texts = {key: self._text(f"annotation {key!r}", parsed[key], source, value, errors) for key in parsed}
+        return _Rendered(self.time, texts, tuple(errors))
 
-    def _texts(self, what: str, parsed: Mapping[str, Template], source: Labels, value: float) -> dict[str, str]:
-        return {key: self._text(f"{what} {key!r}", template, source, value) for key, template in parsed.items()}
-
-    def _text(self, what: str, template: Template, source: Labels, value: float) -> str:
+    def _text(self, what: str, template: Template, source: Labels, value: float, errors: list[RuleError]) -> str:
         try:
             return template.render(source, value, self.querier, self.time, self.external_labels)
         except PromQLError as error:
             rule = self.rule
-            self.errors.append(RuleError(rule.name, rule.file, rule.line, f"{what}: {error}", expansion=True))
+            errors.append(RuleError(rule.name, rule.file, rule.line, f"{what}: {error}", expansion=True))
             return f"<error expanding template: {error}>"
 
 

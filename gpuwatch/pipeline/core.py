@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 LINES_KEPT = 2000
 EVENTS_KEPT = 500
 RATE_WINDOW = "10s"
+ANNOTATIONS_MS = 10_000
+"""How often the annotations of an alert that goes on are rendered anew. What is explained does not come from them."""
 """Window of the catalogue's rates on the local store, which is filled about once a second."""
 
 
@@ -140,7 +142,7 @@ class Pipeline:
 
     def _use_rules(self, rules: RuleSet) -> None:
         self.rules = rules
-        self._engine = RuleEngine(rules, self.querier, self.store)
+        self._engine = RuleEngine(rules, self.querier, self.store, refresh_ms=ANNOTATIONS_MS)
         names = list(dict.fromkeys(rule.name for rule in rules.rules))
         host = self.settings.host
         self._own = (

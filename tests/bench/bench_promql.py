@@ -22,6 +22,7 @@ from table import Row, print_table  # noqa: E402  # the folders are put on the p
 from gpuwatch.alerts.engine import RuleEngine  # noqa: E402
 from gpuwatch.alerts.rulefile import load, shipped_paths  # noqa: E402
 from gpuwatch.model import series  # noqa: E402
+from gpuwatch.pipeline.core import ANNOTATIONS_MS  # noqa: E402
 from gpuwatch.promql.local import LocalQuerier  # noqa: E402
 from gpuwatch.queries import QUERIES  # noqa: E402
 from gpuwatch.series import ENGINE, GPU, METRICS  # noqa: E402
@@ -196,7 +197,7 @@ def shipped(size: Size, ticks: int = 25) -> tuple[Size, list[float], list[float]
     The values are random, so that more rules fire than on any machine.
     """
     querier = LocalQuerier(size.store)
-    engine = RuleEngine(load(shipped_paths()), querier, size.store)
+    engine = RuleEngine(load(shipped_paths()), querier, size.store, refresh_ms=ANNOTATIONS_MS)
     alone, all_of_it = [], []
     now = size.now
     for _ in range(ticks):

@@ -33,6 +33,7 @@ from gpuwatch.recording import Reader  # noqa: E402
 MIB, GIB = 2**20, 2**30
 TOTAL, DRIVER, NOBODY, POOL = 4 * GIB, 128 * MIB, 40 * MIB, GIB
 MOST_RESIDUAL = 0.03
+HOST = "node-07"
 FLAGS = ["--max-model-len", "8192", "--max-num-seqs", "16", "--kv-cache-memory-bytes", str(POOL)]
 
 
@@ -70,8 +71,10 @@ def record(folder, seconds):
         requests.steady(server, 2, 600, 100)
         command = [sys.executable, "-m", "gpuwatch", "check", "--for", str(seconds), "--engine", server.url]
         command += ["--log", str(server.log), "--record", str(folder / "run.rec"), "--quiet"]
-        config = {"GPUWATCH_CONFIG": str(ROOT / "tests" / "e2e" / "watcher.toml")}
-        subprocess.run(command, cwd=ROOT, env={**os.environ, **config, **fake.env()}, check=False, timeout=seconds + 60)
+        config = folder / "gpuwatch.toml"
+        config.write_text(f'host = "{HOST}"\nkernel_log = "off"\n')
+        env = {**os.environ, "GPUWATCH_CONFIG": str(config), **fake.env()}
+        subprocess.run(command, cwd=ROOT, env=env, check=False, timeout=seconds + 60)
         requests.done.set()
         follower.stop.set()
         follower.thread.join(10)
@@ -84,7 +87,7 @@ def replayed(path):
     """Return the snapshots of a recording."""
     reader = Reader(path)
     ticks = list(reader.ticks())
-    settings = Settings("simulated", "live", reader.header.interval)
+    settings = Settings(reader.header.host, "live", reader.header.interval)
     pipeline = Pipeline(settings, load(shipped_paths()), ticks[0].time)
     return [pipeline.snapshot(pipeline.tick(tick.time, tick.batches)) for tick in ticks]
 

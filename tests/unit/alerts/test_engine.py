@@ -24,14 +24,14 @@ START = 1_700_000_000_000
 class World:
     """A store, rules over it, and a clock of one second per tick."""
 
-    def __init__(self, folder: Path, rules: str) -> None:
+    def __init__(self, folder: Path, rules: str, **options) -> None:
         path = folder / "rules.yml"
         path.write_text(dedent(rules))
         loaded = load([path])
         assert loaded.problems == (), [str(problem) for problem in loaded.problems]
         self.store = Store()
         self.querier = LocalQuerier(self.store)
-        self.engine = RuleEngine(loaded, self.querier, self.store)
+        self.engine = RuleEngine(loaded, self.querier, self.store, **options)
         self.time = START
 
     def tick(self, samples: dict[Labels, float] | None = None, seconds: float = 1):
@@ -87,6 +87,15 @@ def test_labels_and_annotations_are_rendered(tmp_path):
     )
     assert alert.annotations == {"summary": "now 95.2"}
     assert (alert.label("gpu"), alert.label("nothing")) == ("3", "")
+
+
+def test_annotations_of_an_alert_that_goes_on_are_rendered_anew_after_the_time_that_is_set(tmp_path):
+    world = World(tmp_path, HOT, refresh_ms=3_000)
+    gpu = series("temperature", gpu="0")
+    seen = [world.tick({gpu: value}).alerts[0].annotations["summary"] for value in (91, 92, 93, 94, 95)]
+    assert seen == ["now 91.0", "now 91.0", "now 91.0", "now 94.0", "now 94.0"]
+    world.tick({gpu: 80}, seconds=1)
+    assert world.tick({gpu: 96}).alerts[0].annotations["summary"] == "now 96.0"
 
 
 def test_a_template_may_query_the_store(tmp_path):
@@ -216,6 +225,19 @@ def test_a_template_that_fails_is_visible_and_the_alert_goes_on(tmp_path):
     (error,) = evaluation.errors
     assert (error.rule, error.expansion) == ("Hot", True)
     assert evaluation.rules[0].status == "firing"
+
+
+def test_a_template_that_failed_is_told_at_every_tick_although_it_is_not_rendered_again(tmp_path):
+    rules = """\
+        groups:
+          - name: g
+            rules:
+              - alert: Hot
+                expr: m > 0
+                annotations: {summary: '{{ query "nothing" | first | value }}'}
+        """
+    world = World(tmp_path, rules, refresh_ms=60_000)
+    assert [len(world.tick({series("m"): 1}).errors) for _ in range(3)] == [1, 1, 1]
 
 
 def many_series(count: int) -> dict[Labels, float]:
