@@ -147,20 +147,6 @@ QUERIES: dict[str, Query] = {
 _ON_ENGINE = "* on (host, uuid) group_right () @gpu_engine"
 """Spreads a figure of a GPU over the engines that use it, and gives it their address."""
 
-_ON_GPU = "@gpu_engine * on (host, server) group_left () max by (host, server)"
-"""Spreads what an engine states about each of its GPUs over those GPUs."""
-
-_RANKS = "count by (host, server) (@engine_kv_cache_usage_ratio)"
-_STATED = " or ".join(
-    f'label_replace(({_ON_GPU} (@engine_config_{what}_bytes)), "part", "{what}", "", "")'
-    for what in ("weights", "kv_cache", "graph")
-)
-"""What engines state about their memory on each GPU, one series a part."""
-
-_SUM = f"sum by (host, uuid, server) ({_STATED})"
-_FITS = f"and on (host, uuid, server) (@gpu_memory_engine_bytes >= on (host, uuid, server) {_SUM})"
-"""Leaves out engines that state more than their processes hold, as they do while they sleep."""
-
 _BOARD = f"""
 fleet_hosts             | count   | count(count by (host) (@build_info)) | machines that gpuwatch watches
 fleet_gpus              | count   | count(@gpu_info)                  | GPUs that the driver lists
@@ -216,16 +202,17 @@ draft_acceptance        | ratio   | rate(@engine_spec_decode_accepted_tokens_tot
 memory_fraction         | ratio   | @engine_config_memory_fraction_ratio | share of memory that the engine was told to use
 max_batched_tokens      | tokens  | @engine_config_max_num_batched_tokens | token budget of one step
 max_concurrency         | count   | @engine_config_max_concurrency    | full-length requests that the pool holds
-ledger_weights          | bytes   | {_ON_GPU} (@engine_config_weights_bytes) {_FITS} | model weights, as the engine printed them
-ledger_kv_used          | bytes   | {_ON_GPU} (@engine_config_kv_cache_bytes) * on (host, server) group_left () (max by (host, server) (@engine_kv_cache_usage_ratio) and {_RANKS} == 1) {_FITS} | KV pool times its usage
-ledger_kv_free          | bytes   | {_ON_GPU} (@engine_config_kv_cache_bytes) * on (host, server) group_left () (1 - max by (host, server) (@engine_kv_cache_usage_ratio) and {_RANKS} == 1) {_FITS} | rest of the KV pool: allocated, and free for tokens
-ledger_kv_pool          | bytes   | {_ON_GPU} (@engine_config_kv_cache_bytes) unless on (host, server) ({_RANKS} == 1) {_FITS} | KV pool whose usage on this GPU is not known, because several data-parallel ranks share the address
-ledger_graphs           | bytes   | {_ON_GPU} (@engine_config_graph_bytes) {_FITS} | CUDA graphs, as the engine printed them
-ledger_engine_rest      | bytes   | (@gpu_memory_engine_bytes - on (host, uuid, server) group_left () {_SUM} >= 0) or @gpu_memory_engine_bytes | an engine's memory beyond what it states: activations, contexts, communication; all of it where it states more than it holds
-ledger_other            | bytes   | @gpu_memory_other_bytes           | visible processes that belong to no known engine
-ledger_unattributed     | bytes   | @gpu_memory_unattributed_bytes    | used memory that no visible process owns
-ledger_reserved         | bytes   | @gpu_memory_reserved_bytes        | memory the driver keeps
-ledger_free             | bytes   | @gpu_memory_free_bytes            | memory neither used nor reserved
+ledger_weights          | bytes   | @ledger_bytes{{component="weights"}} | model weights, as the engine printed them
+ledger_kv_used          | bytes   | @ledger_bytes{{component="kv_used"}} | KV pool times its usage
+ledger_kv_free          | bytes   | @ledger_bytes{{component="kv_free"}} | rest of the KV pool: allocated, and free for tokens
+ledger_kv_pool          | bytes   | @ledger_bytes{{component="kv_pool"}} | KV pool whose usage on this GPU is not known, because several data-parallel ranks share the address
+ledger_work             | bytes   | @ledger_bytes{{component="work"}} | activation peak and CUDA graphs, as the engine printed them
+ledger_rest             | bytes   | @ledger_bytes{{component="rest"}} | contexts and communication: what an engine that states weights and pool holds beyond what it states
+ledger_engine           | bytes   | @ledger_bytes{{component="engine"}} | memory of an engine that does not state its weights or its pool, without what it states
+ledger_other            | bytes   | @ledger_bytes{{component="other"}} | visible processes that belong to no known engine
+ledger_unexplained      | bytes   | @ledger_bytes{{component="unexplained"}} | used memory that nothing else accounts for
+ledger_reserved         | bytes   | @ledger_bytes{{component="reserved"}} | memory the driver keeps
+ledger_free             | bytes   | @ledger_bytes{{component="free"}} | memory neither used nor reserved
 log_events              | per second | rate(@log_events_total[$__rate_interval]) > 0 | recognised log lines per second, by event
 log_lines               | per second | rate(@log_lines_total[$__rate_interval]) | log lines read per second
 source_up               | none    | @source_up                        | 1 when the last poll of a source worked

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Status: TypeAlias = Literal["ok", "pending", "firing", "not_evaluable", "error"]
 
+_ALERTS = "ALERTS"
+
 MOST_SERIES = 1000
 """The most alerts or recorded series of one rule where its group sets no limit of its own."""
 
@@ -144,6 +146,8 @@ class RuleEngine:
             _Task(rule, f"rule:{index}:{rule.name}", group.limit or MOST_SERIES)
             for index, (group, rule) in enumerate((group, rule) for group in rules.groups for rule in group.rules)
         ]
+        # Rules that share an expression share its answer for as long as nothing is written in between.
+        self._write_late = not any(_ALERTS in text for rule in rules.rules for text in _texts_of(rule))
         self._presence = Presence(querier, rules.rules) if statuses else None
         self._saved: dict[Labels, Saved] = {}
         self._restore_until: int | None = None
@@ -178,6 +182,9 @@ class RuleEngine:
         errors: list[RuleError] = []
         for task in self._tasks:
             self._evaluate(task, time, errors)
+        if self._write_late:
+            for task in self._tasks:
+                self._write_alerts(task, time)
         alerts = tuple(alert for task in self._tasks for alert in task.active.values())
         alerts = inhibit(alerts, self._inhibit_rules)
         return Evaluation(time, alerts, tuple(errors), self._states(alerts, time))
@@ -233,7 +240,8 @@ class RuleEngine:
         task.active = step(rule.name, before, results, time, hold=rule.hold, keep=rule.keep)
         self._restore(task, rule, before, time)
         _check_limit(sum(alert.state != "resolved" for alert in task.active.values()), task)
-        self._write_alerts(task, time)
+        if not self._write_late:
+            self._write_alerts(task, time)
 
     def _restore(self, task: _Task, rule: AlertRule, before: Mapping[Labels, Alert], time: int) -> None:
         if not self._saved:
@@ -246,12 +254,14 @@ class RuleEngine:
                 task.active[labels] = restored(alert, self._saved.pop(labels), time, rule.hold)
 
     def _write_alerts(self, task: _Task, time: int) -> None:
+        if not isinstance(task.rule, AlertRule) or task.error:
+            return
         live = [alert for alert in task.active.values() if alert.state != "resolved"]
         keys: list[Labels] = []
         values: list[float] = []
         for alert in live:
             plain = dict(alert.labels)
-            keys.append(_series({**plain, NAME: "ALERTS", "alertstate": alert.state}))
+            keys.append(_series({**plain, NAME: _ALERTS, "alertstate": alert.state}))
             values.append(1.0)
             keys.append(_series({**plain, NAME: "ALERTS_FOR_STATE"}))
             values.append(float(alert.active_at // 1000))
@@ -308,6 +318,12 @@ class RuleEngine:
             inhibited=len(inhibited.intersection(task.active)) if inhibited else 0,
             failures=task.failures,
         )
+
+
+def _texts_of(rule: Rule) -> tuple[str, ...]:
+    """Return the texts of a rule that may read series."""
+    texts = [rule.expr, *rule.labels.values()]
+    return (*texts, *rule.annotations.values()) if isinstance(rule, AlertRule) else tuple(texts)
 
 
 def _series(labels: Mapping[str, str]) -> Labels:

@@ -10,10 +10,11 @@ _PARTS = (
     ("ledger_kv_used", "KV used", "#FADE2A"),
     ("ledger_kv_free", "KV free", "#FFF8B8"),
     ("ledger_kv_pool", "KV pool (several ranks)", "#F2CC0C"),
-    ("ledger_graphs", "CUDA graphs", "#B877D9"),
-    ("ledger_engine_rest", "activations, contexts, communication", "#8F8F9E"),
+    ("ledger_work", "activations and graphs", "#B877D9"),
+    ("ledger_rest", "contexts, communication", "#8F8F9E"),
+    ("ledger_engine", "engine, not stated", "#56A64B"),
     ("ledger_other", "other processes", "#FF9830"),
-    ("ledger_unattributed", "no visible process", "#F2495C"),
+    ("ledger_unexplained", "unexplained", "#F2495C"),
     ("ledger_reserved", "driver", "#58595B"),
     ("ledger_free", "free", "#37872D"),
 )
@@ -24,9 +25,9 @@ _NOW = Row(
         Panel(
             "barchart",
             "Memory of each GPU now",
-            "One bar for each GPU. Weights, KV pool and graphs are what the engine printed; the rest of its "
-            "processes' memory is activations, contexts and communication, and also whatever it did not state. Memory "
-            "that no visible process owns is normal inside a container.",
+            "One bar for each GPU. Weights, KV pool, activations and graphs are what the engine printed; the rest of "
+            "its processes' memory is contexts and communication, or, where it prints no weights or pool, not divided. "
+            "Unexplained memory is normal inside a container, which does not see the processes of others.",
             tuple(Series(query, name, colour) for query, name, colour in _PARTS),
             width=12,
             height=12,

@@ -58,10 +58,10 @@ class Source:
                 self._rows = self._select()
         return self._rows
 
-    def stamp(self) -> tuple[int, int]:
-        """Return what changes whenever the samples of the selection do."""
-        rows = self.rows()
-        return self._name_generation, sum([one.block.version for one in rows])
+    def generation(self) -> int:
+        """Return what changes whenever the series of the selection do."""
+        self.rows()
+        return self._name_generation
 
     def _select(self) -> tuple[Rows, ...]:
         try:
@@ -81,16 +81,15 @@ class ScalarOp:
 
 
 class VectorOp:
-    """Something that gives an instant vector; remembers its last answer until the samples behind it change."""
+    """Something that gives an instant vector; remembers its last answer until the store is written to."""
 
-    __slots__ = ("_sources", "_stamp", "_store", "_time", "_value", "_version")
+    __slots__ = ("_sources", "_store", "_time", "_value", "_version")
 
     def __init__(self, scope: Scope, sources: tuple[Source, ...]) -> None:
         self._store = scope.store
         self._sources = sources
         self._time: int | None = None
         self._version = -1
-        self._stamp: list[tuple[int, int]] = []
         self._value: Vector = EMPTY
 
     @property
@@ -101,13 +100,10 @@ class VectorOp:
     def at(self, time: int) -> Vector:
         """Return the vector at `time` (milliseconds)."""
         version = self._store.version
-        if time == self._time:
-            if version == self._version or self._stamp == [source.stamp() for source in self._sources]:
-                self._version = version
-                return self._value
-            self._time = None
+        if time == self._time and version == self._version:
+            return self._value
+        self._time = None  # an evaluation that fails leaves nothing to remember
         value = self.compute(time)
-        self._stamp = [source.stamp() for source in self._sources]
         self._time, self._version, self._value = time, version, value
         return value
 
@@ -255,7 +251,7 @@ class SubqueryOp:
         return [] if samples is None else [samples]
 
     def _shared(self, times: Sequence[int]) -> list[Vector]:
-        generations = [source.stamp()[0] for source in self.sources]
+        generations = [source.generation() for source in self.sources]
         if generations != self._generations or len(self._kept) > 4 * len(times):
             self._generations = generations
             self._kept.clear()

@@ -85,8 +85,8 @@ class Follow:
 
     @property
     def errors(self) -> str:
-        """What the watcher wrote to stderr."""
-        return "".join(self._errors)
+        """The end of what the watcher wrote to stderr."""
+        return "".join(self._errors)[-2000:]
 
     def _read(self) -> None:
         for line in self._process.stdout:

@@ -87,7 +87,8 @@ _STATED = {
 def compared(gpu: Gpu, engines: Sequence[Engine]) -> dict[str, Compared]:
     """Return prediction, statement and measurement side by side, by kind; the KV pool as a whole.
 
-    A part of a GPU with several engines is only compared where it is known of all of them.
+    A part of a GPU with several engines is only compared where it is known of all of them. What an engine holds without
+    stating what it is stands beside the sum of what was predicted and is in no other part.
     """
     parts = {part.kind: part.bytes for part in gpu.parts}
     here = [engine for engine in engines if any(engine.key == (host, server) for host, server, _ in gpu.engines)]
@@ -102,6 +103,9 @@ def compared(gpu: Gpu, engines: Sequence[Engine]) -> dict[str, Compared]:
         )
         if row.stated is not None or row.predicted is not None:
             found[kind] = row
+    unsplit = [row.predicted for row in found.values() if row.measured is None]
+    if "engine" in parts and unsplit and None not in unsplit:
+        found["engine"] = Compared("engine", parts["engine"], None, _sum(unsplit))
     return found
 
 
