@@ -12,7 +12,7 @@ _PARTS = (
     ("ledger_kv_pool", "KV pool (several ranks)", "#F2CC0C"),
     ("ledger_work", "activations and graphs", "#B877D9"),
     ("ledger_rest", "contexts, communication", "#8F8F9E"),
-    ("ledger_engine", "engine, not stated", "#56A64B"),
+    ("ledger_engine", "engine, not stated", "#3AA8C1"),
     ("ledger_other", "other processes", "#FF9830"),
     ("ledger_unexplained", "unexplained", "#F2495C"),
     ("ledger_reserved", "driver", "#58595B"),

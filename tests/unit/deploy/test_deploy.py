@@ -201,7 +201,10 @@ def test_a_recording_runs_from_prolog_to_epilog(node):
     folder = node.folder / "records"
     assert node.run("prolog.sh", GPUWATCH_RECORD=str(folder)).returncode == 0
     pid = int((folder / "job-42.pid").read_text())
-    assert b"job-42.rec" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    deadline = time.monotonic() + 20
+    while b"job-42.rec" not in Path(f"/proc/{pid}/cmdline").read_bytes():  # not yet while the program is being loaded
+        assert time.monotonic() < deadline, "the recorder was not started"
+        time.sleep(0.02)
     assert node.run("epilog.sh", GPUWATCH_RECORD=str(folder)).returncode == 0
     assert not (folder / "job-42.pid").exists()
     deadline = time.monotonic() + 10

@@ -27,7 +27,7 @@ class Watched:
         self.batch = self.source.poll()
         return self.batch
 
-    def until(self, condition, seconds=8.0):
+    def until(self, condition, seconds=30.0):
         """Poll until `condition` holds; fail with the last batch otherwise."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -25,6 +25,10 @@ def terminal(monkeypatch):
     time.tzset()
 
 
+PATIENCE = 20.0
+"""Seconds after which something that was waited for will not happen any more."""
+
+
 class Driver:
     """A running application: push snapshots, press keys, read the screen."""
 
@@ -35,6 +39,14 @@ class Driver:
         for snapshot in snapshots:
             self.feed.push(snapshot)
             await self.pilot.pause()
+            await self._taken()
+
+    async def _taken(self):
+        """Wait until the application has taken what was pushed: on a busy machine one pause is not enough."""
+        deadline = time.monotonic() + PATIENCE
+        while self.app._mailbox._newest is not None and time.monotonic() < deadline:
+            await self.pilot.pause(0.01)
+        await self.pilot.pause()
 
     async def press(self, *keys):
         await self.pilot.press(*keys)
@@ -50,8 +62,9 @@ class Driver:
         return self.lines()[-1]
 
     async def settle(self, condition, what):
-        """Wait, two seconds at most, for what a thread of an action brings about."""
-        for _ in range(200):
+        """Wait for what a thread of an action brings about."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
             await self.pilot.pause(0.01)
             if condition():
                 return

@@ -678,7 +678,7 @@ async def test_thousands_of_models_in_one_engine_are_counted_and_not_drawn(scree
             await s.press(key)
         assert len(s.app._model.engines[0].ranks) == 64
         # Drawn eight times: far from the minutes that each row of its own took.
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - begun < 60
         await s.press("ctrl+c")
         assert s.app.return_code == 130
 
