@@ -46,7 +46,8 @@ class Driver:
         deadline = time.monotonic() + PATIENCE
         while self.app._mailbox._newest is not None and time.monotonic() < deadline:
             await self.pilot.pause(0.01)
-        await self.pilot.pause()
+        for _ in range(2):  # one pause ends after a second, whether all is drawn or not
+            await self.pilot.pause()
 
     async def press(self, *keys):
         await self.pilot.press(*keys)
