@@ -16,8 +16,8 @@ VARIABLES = [
     for variable in document["templating"]["list"]
     if variable["type"] == "query"
 ]
-STORM = 840
-"""Seconds after the start at which one engine is in its storm; before the first refresh of its text, which lingers."""
+STORM = 900
+"""Seconds after the start at which one engine is in the middle of its storm."""
 
 
 @pytest.fixture(scope="module")
@@ -120,9 +120,12 @@ def test_the_storm_is_on_the_dashboards_while_it_lasts(recorded):
 
     table = lines_of(server, fleet, panel(fleet, "Findings"), start, moment)
     (critical,) = lines_of(server, fleet, panel(fleet, "Critical findings"), start, moment)
-    assert critical.values == [1.0], [
-        (row.labels["id"], row.labels.get("host"), row.labels.get("server")) for row in table
-    ]
+    # A text that was refreshed stays beside the new one for five minutes: OpenMetrics has no stale markers.
+    rows = [row.labels for row in table if row.labels["severity"] == "critical"]
+    assert critical.values == [float(len(rows))]
+    assert {(row["id"], row["host"], row["server"]) for row in rows} == {
+        ("kv_preemption_storm", "node-02", "10.0.0.2:8000")
+    }
     storm = next(row.labels for row in table if row.labels["id"] == "kv_preemption_storm")
     assert (storm["server"], storm["flag"], storm["from"]) == ("10.0.0.2:8000", "--max-num-seqs", "64")
     assert storm["severity"] == "critical"
