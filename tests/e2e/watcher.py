@@ -26,6 +26,7 @@ class Check:
         self.process = subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, **CONFIG, **(env or {})},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,  # the kernel gives sessions equal shares of the processor: the engine has its own too
         )  # fmt: skip
         self.seconds = seconds
 
