@@ -26,7 +26,7 @@ class Check:
         self.process = subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, **CONFIG, **(env or {})},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            start_new_session=True,  # the kernel gives sessions equal shares of the processor: the engine has its own too
+            start_new_session=True,  # the kernel shares the processor among sessions, and the engine has its own
         )  # fmt: skip
         self.seconds = seconds
 
