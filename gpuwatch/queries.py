@@ -240,3 +240,22 @@ OVERVIEWS: dict[str, Query] = {query.name: query for query in [*_table("board", 
 
 CATALOGUE: dict[str, Query] = QUERIES | OVERVIEWS
 """Every named query."""
+
+PER_HOST = (
+    "host_gpus",
+    "host_gpus_not_ok",
+    "host_gpu_memory_used",
+    "host_gpu_memory_total",
+    "host_idlest_gpu",
+    "host_busiest_gpu",
+    "host_gpu_power",
+    "host_engines",
+    "host_engines_silent",
+    "host_sources_silent",
+    "host_kv_highest",
+    "host_running",
+    "host_waiting",
+    "host_generation_rate",
+    "host_last_seen",
+)
+"""Catalogue queries of which each machine has one value: the columns of the fleet's table."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 Mode: TypeAlias = Literal["live", "demo", "replay", "attached", "prometheus"]
 RuleStatus: TypeAlias = Literal["ok", "pending", "firing", "not_evaluable", "error"]
 
-ENGINE_KEY = ("host", "server", "model_name", "dp_rank")
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:

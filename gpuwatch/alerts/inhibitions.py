@@ -34,7 +34,7 @@ _KV_SYMPTOMS = (
     "context_growth",
 )
 
-_FAILED_STARTS = (
+FAILED_STARTS = (
     "no_kv_blocks",
     "cudagraph_memory",
     "sampler_warmup_oom",
@@ -47,7 +47,8 @@ _FAILED_STARTS = (
     "driver_too_old",
     "flag_unknown",
 )
-_DEATHS = (
+"""Failures of a start: the server does not take requests after them."""
+DEATHS = (
     "worker_died",
     "prefill_activation_oom",
     "lora_memory",
@@ -93,8 +94,8 @@ INHIBITIONS: tuple[Inhibition, ...] = (
         SERVER,
     ),
     Inhibition("max_model_len_exceeds_kv", ("engine_down",), SERVER),
-    *(Inhibition(failure, ("engine_down",), SERVER) for failure in (*_FAILED_STARTS, *_DEATHS)),
-    *(Inhibition(failure, ("worker_died",), LOG) for failure in (*_FAILED_STARTS, *_DEATHS[1:])),
+    *(Inhibition(failure, ("engine_down",), SERVER) for failure in (*FAILED_STARTS, *DEATHS)),
+    *(Inhibition(failure, ("worker_died",), LOG) for failure in (*FAILED_STARTS, *DEATHS[1:])),
     Inhibition("startup_gpu_shared", ("no_kv_blocks", "max_model_len_exceeds_kv"), LOG),
     Inhibition("spec_decode_memory", ("max_model_len_exceeds_kv", "no_kv_blocks"), LOG),
     Inhibition("k8s_oomkilled", ("host_memory_oversubscribed",), HOST),

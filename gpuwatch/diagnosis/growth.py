@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 OWNS = 0.6
 """A part of the memory makes the growth when it grew by at least this share of it."""
-HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True)

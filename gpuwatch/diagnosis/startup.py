@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwatch.alerts.inhibitions import DEATHS, FAILED_STARTS
 from gpuwatch.diagnosis.causes.ids import KINDS
 from gpuwatch.diagnosis.context import LOG_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
@@ -17,32 +18,7 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.diagnosis import Explainer
     from gpuwatch.diagnosis.explanation import Verdict
 
-START_ONLY = (
-    "no_kv_blocks",
-    "cudagraph_memory",
-    "sampler_warmup_oom",
-    "mm_profiling_memory",
-    "weights_oom",
-    "startup_gpu_shared",
-    "port_in_use",
-    "model_not_found",
-    "dtype_unsupported",
-    "driver_too_old",
-    "flag_unknown",
-)
-"""Failures of a start: the server does not take requests after them."""
-CAUSES = (
-    *START_ONLY,
-    "prefill_activation_oom",
-    "lora_memory",
-    "spec_decode_memory",
-    "gpu_out_of_memory",
-    "sglang_kv_alloc_failure",
-    "worker_died",
-    "ray_host_oom",
-    "k8s_oomkilled",
-    "k8s_evicted",
-)
+CAUSES = (*FAILED_STARTS, *DEATHS, "sglang_kv_alloc_failure")
 """Finding ids that are counted by log."""
 
 

@@ -43,13 +43,6 @@ class Layers:
     states: tuple[State, ...] = ()
     mixer: str = ""
 
-    @property
-    def elements_per_token(self) -> int:
-        """Elements that one layer keeps for one token, all heads together; 0 for linear layers."""
-        if self.kind == "mla":
-            return self.latent
-        return self.kv_heads * (self.head_dim + self.value_dim)
-
 
 @dataclass(frozen=True, slots=True)
 class Experts:
@@ -60,7 +53,6 @@ class Experts:
     width: int
     chosen: int = 0
     shared_width: int = 0
-    latent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +103,6 @@ class Model:
     rope_scaling: str = ""
     tower: int = 0
     tower_known: bool = True
-    encoder_layers: int = 0
     mixer: int = 0
     shared_kv_layers: int = 0
     embedding_per_layer: int = 0

@@ -71,7 +71,6 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
         rope_scaling="" if kind == "default" else kind,
         tower=tower,
         tower_known=tower_known,
-        encoder_layers=fields.number("encoder_layers") or 0,
         mixer=_mixer(fields, hidden),
         shared_kv_layers=shared,
         embedding_per_layer=_embedding_per_layer(fields, count),

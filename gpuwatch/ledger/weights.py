@@ -43,7 +43,7 @@ def parameters(model: Model) -> Parameters:
     dense = model.dense_layers * matrices * model.hidden * model.intermediate
     experts = 0
     if model.experts is not None:
-        one = matrices * model.hidden * (model.experts.latent or model.experts.width)
+        one = matrices * model.hidden * model.experts.width
         shared_width = matrices * model.hidden * model.experts.shared_width
         dense += model.experts.layers * (shared_width + model.hidden * model.experts.count)
         experts = model.experts.layers * model.experts.count * one

@@ -10,9 +10,10 @@ from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gpuwatch.alerts.inhibitions import FAILED_STARTS
 from gpuwatch.diagnosis.causes.ids import KINDS
 from gpuwatch.diagnosis.causes.incident import Incident
-from gpuwatch.diagnosis.startup import CAUSES, START_ONLY
+from gpuwatch.diagnosis.startup import CAUSES
 from gpuwatch.model import Batch, Labels, label, series
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class LogCauses:
             if not log.numbered:
                 evidence = tuple(replace(each, line=None) for each in evidence)
             self.findings[name, finding.id] = replace(finding, caused_by=None, evidence=evidence)
-            if finding.id in START_ONLY:
+            if finding.id in FAILED_STARTS:
                 log.downs.append(line)
             log.taken = log.taken or finding.id == "port_in_use"
 

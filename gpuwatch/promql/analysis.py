@@ -43,11 +43,6 @@ def selectors(plan: Plan) -> tuple[Selector, ...]:
     return tuple(node for node in walk(plan.root) if isinstance(node, Selector))
 
 
-def metric_names(plan: Plan) -> frozenset[str]:
-    """Return every metric name that the expression asks for by its exact name."""
-    return frozenset(node.name for node in selectors(plan) if node.name)
-
-
 def requirements(plan: Plan) -> tuple[frozenset[str], ...]:
     """Return the sets of metric names that make the expression decidable; any one of them is enough.
 

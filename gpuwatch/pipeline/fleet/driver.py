@@ -14,6 +14,7 @@ from gpuwatch.pipeline.fleet.asking import Asker
 from gpuwatch.pipeline.fleet.findings import Said, Teller, explanation, firing
 from gpuwatch.pipeline.fleet.views import failures_text, rule_views, source_states
 from gpuwatch.promql.remote import RemoteQuerier
+from gpuwatch.queries import PER_HOST
 from gpuwatch.snapshot import Answer, Snapshot, SourceState
 from gpuwatch.sources.engine.http import show_url
 
@@ -44,7 +45,6 @@ EXPLAINED_EACH = 4
 REFRESH_MS = 60_000
 """Age at which an explanation is worked out again."""
 STOP_SECONDS = 2.0
-TITLES = {"alerts": "firing alerts", "starts": "start of alerts", "infos": "advice", "rules": "rules"}
 _META = ("rules", "scrapes")
 
 
@@ -339,5 +339,5 @@ def _samples(asked: Round, name: str) -> tuple[tuple[Labels, float], ...]:
 
 def _of_fleet(answers: Mapping[str, Answer]) -> dict[str, Answer]:
     """Return the answers that are about all machines."""
-    keep: Iterable[str] = (*q.PER_HOST, "alerts", "starts", "infos")
+    keep: Iterable[str] = (*PER_HOST, "alerts", "starts", "infos")
     return {name: answers[name] for name in keep if name in answers}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpuwatch.promql.scope import scoped
-from gpuwatch.queries import OVERVIEWS, QUERIES
+from gpuwatch.queries import OVERVIEWS, PER_HOST, QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,25 +16,6 @@ if TYPE_CHECKING:
 
 Machine: TypeAlias = tuple[str, str]
 """A machine of the fleet: the value of the cluster label (may be empty) and of ``host``."""
-
-PER_HOST = (
-    "host_gpus",
-    "host_gpus_not_ok",
-    "host_gpu_memory_used",
-    "host_gpu_memory_total",
-    "host_idlest_gpu",
-    "host_busiest_gpu",
-    "host_gpu_power",
-    "host_engines",
-    "host_engines_silent",
-    "host_sources_silent",
-    "host_kv_highest",
-    "host_running",
-    "host_waiting",
-    "host_generation_rate",
-    "host_last_seen",
-)
-"""Catalogue queries of which each machine has one value: the columns of the fleet's table."""
 
 OF_SOURCES = ("source_up", "source_age", "source_failing")
 """Catalogue queries about the sources of the machine in focus."""

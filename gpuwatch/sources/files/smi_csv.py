@@ -13,11 +13,11 @@ from gpuwatch.sources.files.smi_units import (
     MIB,
     QUERIES,
     REASON_NAMES,
-    REASONS,
     absent,
     number,
     stamp,
 )
+from gpuwatch.sources.nvml.readings import CLOCK_REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,7 +165,7 @@ class CsvReader:
         active: dict[str, float] = {}
         if name in ("active", "supported"):
             mask = int(text, 16) if name == "active" and re.fullmatch(r"0x[0-9A-Fa-f]+", text) else None
-            active = {} if mask is None else {reason: float(bool(mask & bit)) for reason, bit in REASONS}
+            active = {} if mask is None else {reason: float(bool(mask & bit)) for reason, bit in CLOCK_REASONS}
         elif name in REASON_NAMES and text in ("Active", "Not Active"):
             active = {REASON_NAMES[name]: float(text == "Active")}
         for reason, value in active.items():

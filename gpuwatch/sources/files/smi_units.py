@@ -51,18 +51,6 @@ for _row in _ROWS.strip().splitlines():
     _name, _series, _unit = (part.strip() for part in _row.split("|"))
     QUERIES[_name] = (*_series.partition(" ")[::2], _unit)
 
-REASONS = (
-    ("idle", 0x1),
-    ("application_clocks", 0x2),
-    ("sw_power_cap", 0x4),
-    ("hw_slowdown", 0x8),
-    ("sync_boost", 0x10),
-    ("sw_thermal", 0x20),
-    ("hw_thermal", 0x40),
-    ("power_brake", 0x80),
-    ("display_clocks", 0x100),
-)
-"""Bits of the mask of reasons for low clocks (nvml.h), by the names of ``gpuwatch_gpu_clocks_event_active``."""
 REASON_NAMES = {
     "gpu_idle": "idle",
     "idle": "idle",

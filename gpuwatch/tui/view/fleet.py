@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER
+from gpuwatch.queries import PER_HOST
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.view.status import plural
 
@@ -14,25 +15,6 @@ if TYPE_CHECKING:
 
     from gpuwatch.snapshot import Snapshot
     from gpuwatch.tui.view.findings import Row
-
-FIGURES = (
-    "host_gpus",
-    "host_gpus_not_ok",
-    "host_gpu_memory_used",
-    "host_gpu_memory_total",
-    "host_idlest_gpu",
-    "host_busiest_gpu",
-    "host_gpu_power",
-    "host_engines",
-    "host_engines_silent",
-    "host_sources_silent",
-    "host_kv_highest",
-    "host_running",
-    "host_waiting",
-    "host_generation_rate",
-    "host_last_seen",
-)
-"""Catalogue queries with one value per machine."""
 
 LOST_SECONDS = 120.0
 """A machine that was scraped within the last hour and not for this long is called lost: two minutes, four scrapes of
@@ -81,7 +63,7 @@ class Machine:
 def machines(snapshot: Snapshot, rows: Sequence[Row], cluster_label: str = "cluster") -> tuple[Machine, ...]:
     """Return every machine that the answers or the findings speak of, those in trouble first, otherwise by name."""
     figures: dict[tuple[str, str], dict[str, float]] = {}
-    for query in FIGURES:
+    for query in PER_HOST:
         for labels, value in snapshot.answer(query).samples:
             own = dict(labels)
             key = (own.get(cluster_label, ""), own.get("host", ""))

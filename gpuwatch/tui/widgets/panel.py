@@ -75,12 +75,6 @@ class Panel(ScrollView, can_focus=True, inherit_bindings=False):
         """The number of lines, head and foot included."""
         return len(self._head) + len(self._rows) + len(self._foot)
 
-    @property
-    def text_lines(self) -> list[str]:
-        """The text of all lines, the ones out of sight included."""
-        rows = [*self._head, *(line for _, line in self._rows), *self._foot]
-        return ["".join(text for text, _ in line) for line in rows]
-
     def show(self, rows: Sequence[Row], head: Sequence[Line] = (), foot: Sequence[Line] = ()) -> None:
         """Set the lines; the selection stays on its thing, or goes to what took its place."""
         before = self._visible()

@@ -62,9 +62,10 @@ def test_a_model_of_a_hub_is_read_from_the_cache_of_the_engine(tmp_path):
         (cache / "snapshots" / revision).mkdir(parents=True)
         config = LLAMA | {"num_key_value_heads": {"old": 2, "new": 4}[revision]}
         (cache / "snapshots" / revision / "config.json").write_text(json.dumps(config))
-    process = subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, "HF_HOME": str(tmp_path / "hf")}
-    )
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    environ = {**os.environ, "HF_HOME": str(tmp_path / "hf")}
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
+    process.stdout.readline()  # before it runs its own program its variables are not readable
     try:
         assert model_facts(model_folders("meta/llama", process.pid), "s:1", 5) == ()  # two revisions, none named
         (cache / "refs").mkdir()
@@ -72,8 +73,7 @@ def test_a_model_of_a_hub_is_read_from_the_cache_of_the_engine(tmp_path):
         found = {fact.key: fact.value for fact in model_facts(model_folders("meta/llama", process.pid), "s:1", 5)}
         assert found["model.kv_heads"] == 4
     finally:
-        process.stdin.close()
-        process.wait(10)
+        process.communicate(timeout=10)
 
 
 @pytest.mark.parametrize(
