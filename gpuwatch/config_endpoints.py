@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -66,6 +66,16 @@ def endpoint_url(address: str, what: str) -> str:
     if parts.query or parts.fragment:
         raise ConfigError(f"{what} at {host}: no query in the address; {allowed}")
     return url.rstrip("/")
+
+
+def endpoint_at(url: str, known: EndpointConfig) -> EndpointConfig:
+    """Return how to ask at `url`: as the file says, where it names this address or none.
+
+    The login and the headers in the file belong to the address in the file; any other one gets the time limit only.
+    """
+    if known.url in ("", url):
+        return replace(known, url=url)
+    return EndpointConfig(url, timeout=known.timeout)
 
 
 ENDPOINT_KEYS: dict[str, Callable[[Any], Any]] = {

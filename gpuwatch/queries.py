@@ -183,7 +183,7 @@ engine_gpu_memory       | bytes   | @gpu_memory_used_bytes {_ON_ENGINE} | memory
 engine_gpu_busy         | ratio   | @gpu_busy_ratio {_ON_ENGINE}      | share of time a kernel ran on each GPU of an engine
 engine_gpu_power        | watts   | @gpu_power_watts {_ON_ENGINE}     | power draw of each GPU of an engine
 engine_gpu_clock        | hertz   | @gpu_sm_clock_hertz {_ON_ENGINE}  | SM clock of each GPU of an engine
-engine_gpu_throttle     | ratio   | (sum by (host, uuid) (rate(@gpu_throttle_seconds_total[$__rate_interval])) {_ON_ENGINE}) > 0 | share of time with lowered clocks on each GPU of an engine, all reasons together
+engine_gpu_throttle     | ratio   | (max by (host, uuid) (rate(@gpu_throttle_seconds_total[$__rate_interval])) {_ON_ENGINE}) > 0 | share of time with lowered clocks on each GPU of an engine, for the reason that holds longest
 e2e_p50                 | seconds | histogram_quantile(0.5, rate(@engine_e2e_latency_seconds_bucket[$__rate_interval])) | median time from arrival to last token
 e2e_p95                 | seconds | histogram_quantile(0.95, rate(@engine_e2e_latency_seconds_bucket[$__rate_interval])) | 95th percentile of the time from arrival to last token
 queue_p50               | seconds | histogram_quantile(0.5, rate(@engine_queue_time_seconds_bucket[$__rate_interval])) | median time in the queue

@@ -41,8 +41,8 @@ def _table(labels: tuple[str, ...], rows: str) -> list[Metric]:
 
 _GPU_ROWS = """
 gpu_info                        | gauge | | name pci_bus_id driver_version memory_kind architecture | identity of the GPU, value 1; memory_kind is dedicated, unified or mig
-gpu_state                       | gauge | | state | 1 for the state the GPU is in: ok, lost, hung, resetting, no_permission, failed; 0 for the others
-gpu_unresponsive_seconds        | gauge | seconds | | time since the GPU last answered a call, once it is late
+gpu_state                       | gauge | | state | 1 for the state the GPU is in: ok, lost, hung (a call of the driver does not return), late (no new reading, though no call hangs), resetting, no_permission, failed; 0 for the others
+gpu_unresponsive_seconds        | gauge | seconds | | time since the GPU last answered a call, while it hangs
 gpu_memory_total_bytes          | gauge | bytes | | memory of the card
 gpu_memory_used_bytes           | gauge | bytes | | memory in use, as NVML counts it, without the driver's reserve
 gpu_memory_used_low_bytes       | gauge | bytes | | lowest used memory seen at 10 Hz since the previous tick
@@ -198,7 +198,7 @@ host_cgroup_memory_used_bytes  | gauge | bytes | | memory used in the cgroup
 host_wsl                     | gauge | | | 1 on the Windows Subsystem for Linux, else 0
 host_container               | gauge | | | 1 where this looks like the inside of a container, else 0
 host_nvidia_devices          | gauge | | | NVIDIA GPUs on the PCI bus, whether the driver answers or not
-host_nvml_unresponsive_seconds | gauge | seconds | | time since the NVML worker last answered, once it is late
+host_nvml_unresponsive_seconds | gauge | seconds | | time since the NVML worker last answered, while the driver hangs
 kernel_lines_total           | counter | | | lines of the kernel log read
 kernel_events_total          | counter | | event | recognised lines of the kernel log: xid, gpu_lost, driver_error, out_of_memory_killed
 """

@@ -90,7 +90,8 @@ class Snapshot:
     """Everything there is to see at one moment. `time` and `started` are milliseconds since the epoch.
 
     In mode prometheus `host` is the Prometheus, and the answers about GPUs and engines are those of the machine in
-    `focus`: (cluster, host), None while only the fleet as a whole is looked at.
+    `focus`: (cluster, host), None while only the fleet as a whole is looked at; the cluster is the value of the label
+    `cluster_label`.
 
     `looked_for` explains an empty machine: (what was looked for, what was found or why not). `problems` are rule files
     that were refused and rules that fail, a line each.
@@ -113,6 +114,7 @@ class Snapshot:
     looked_for: tuple[tuple[str, str], ...] = ()
     problems: tuple[str, ...] = ()
     focus: tuple[str, str] | None = None
+    cluster_label: str = "cluster"
 
     def answer(self, query: str) -> Answer:
         """Return the answer of a catalogue query; an empty one when it was not asked."""

@@ -10,6 +10,7 @@ from gpuwatch.alerts.presence import Missing, Presence, explain_missing
 from gpuwatch.alerts.rulefile import AlertRule, Rule, RuleSet
 from gpuwatch.alerts.state import Alert, Result, Saved, alert_labels, restored, step
 from gpuwatch.model import NAME, Labels
+from gpuwatch.promql import templates
 from gpuwatch.promql.analysis import comparisons
 from gpuwatch.promql.values import PromQLError
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpuwatch.alerts.rulefile import RecordRule
-    from gpuwatch.promql.templates import Template
     from gpuwatch.promql.values import Querier, Vector
 
 Status: TypeAlias = Literal["ok", "pending", "firing", "not_evaluable", "error"]
@@ -341,18 +341,22 @@ class _Renderer:
     errors: list[RuleError]
 
     def labels(self, source: Labels, value: float) -> dict[str, str]:
-        parsed = self.rule.label_templates
-        return {key: self._text(f"label {key!r}", parsed[key], source, value, self.errors) for key in parsed}
+        texts = self.rule.labels
+        return {key: self._text(f"label {key!r}", text, source, value, self.errors) for key, text in texts.items()}
 
     def annotations(self, source: Labels, value: float) -> _Rendered:
         errors: list[RuleError] = []
-        parsed = self.rule.annotation_templates
-        texts = {key: self._text(f"annotation {key!r}", parsed[key], source, value, errors) for key in parsed}
+        texts = {
+            key: self._text(f"annotation {key!r}", text, source, value, errors)
+            for key, text in self.rule.annotations.items()
+        }
         return _Rendered(self.time, texts, tuple(errors))
 
-    def _text(self, what: str, template: Template, source: Labels, value: float, errors: list[RuleError]) -> str:
+    def _text(self, what: str, text: str, source: Labels, value: float, errors: list[RuleError]) -> str:
+        if "{{" not in text:
+            return text
         try:
-            return template.render(source, value, self.querier, self.time, self.external_labels)
+            return templates.parse(text).render(source, value, self.querier, self.time, self.external_labels)
         except PromQLError as error:
             rule = self.rule
             errors.append(RuleError(rule.name, rule.file, rule.line, f"{what}: {error}", expansion=True))

@@ -1,7 +1,8 @@
 """Which findings are symptoms of which: the one table behind local inhibition, ranking and the Alertmanager example.
 
 Ids are the finding ids in the label ``diagnosis`` of alerts. A cause mutes its symptoms where the `equal` labels have
-the same values; alerts about GPUs carry host and uuid, alerts about engines host and server.
+the same values; alerts about GPUs carry host and uuid, alerts about engines host and server. What merely warns mutes
+nothing critical, and an engine that is down is muted by what is known of this very engine only, never by its host.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ INHIBITIONS: tuple[Inhibition, ...] = (
         ("gpu_lost", "driver_unresponsive", "xid_software", "throttling", "pcie_degraded", "tp_straggler"),
         GPU,
     ),
-    Inhibition("xid_hardware", ("nccl_hang", "engine_stalled", "engine_down"), HOST),
-    Inhibition("gpu_lost", ("nccl_hang", "engine_stalled", "engine_down"), HOST),
+    Inhibition("xid_hardware", ("nccl_hang",), HOST),
+    Inhibition("gpu_lost", ("nccl_hang",), HOST),
     Inhibition("throttling", ("tp_straggler",), GPU),
     Inhibition("pcie_degraded", ("tp_straggler",), GPU),
     Inhibition("tp_straggler", ("throughput_collapse", "queue_growth"), SERVER),
@@ -78,8 +79,6 @@ INHIBITIONS: tuple[Inhibition, ...] = (
     Inhibition("gpu_memory_growth", ("gpu_headroom_low", "prefill_memory_peak"), GPU),
     Inhibition("gpu_memory_growth", ("tp_imbalance",), HOST),
     Inhibition("host_memory_leak", ("host_memory_oversubscribed",), HOST),
-    Inhibition("host_memory_oversubscribed", ("engine_down",), HOST),
-    Inhibition("host_shm_exhaustion", ("nccl_hang", "engine_down"), HOST),
     Inhibition("unified_memory", ("nvml_na",), GPU),
     Inhibition(
         "engine_down",
@@ -102,7 +101,7 @@ INHIBITIONS: tuple[Inhibition, ...] = (
     Inhibition("kv_preemption_storm", _KV_SYMPTOMS, ENGINE),
     Inhibition("sglang_retraction_storm", _KV_SYMPTOMS, ENGINE),
     Inhibition("engine_stalled", ("throughput_collapse", "queue_growth", "head_of_line"), SERVER),
-    Inhibition("metrics_disabled", ("engine_down", "source_degraded"), SERVER),
+    Inhibition("metrics_disabled", ("source_degraded",), SERVER),
     Inhibition("metrics_multiproc", ("throughput_collapse", "prefix_cache_collapse", "context_growth"), SERVER),
     Inhibition("cpu_bound", ("throughput_collapse", "queue_growth"), SERVER),
     Inhibition("head_of_line", ("throughput_collapse", "queue_growth"), ENGINE),

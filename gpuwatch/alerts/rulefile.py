@@ -7,7 +7,7 @@ with any problem is refused as a whole with all its problems listed; the other f
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from yaml.nodes import Node
 
     from gpuwatch.promql.plan import Plan
-    from gpuwatch.promql.templates import Template
 
 FILE_KEYS = ("groups",)
 GROUP_KEYS = ("name", "interval", "limit", "rules")
@@ -37,8 +36,7 @@ _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
 class AlertRule:
     """An alerting rule. `hold` (``for``) and `keep` (``keep_firing_for``) are milliseconds.
 
-    `labels` and `annotations` are texts with template actions; `label_templates` and `annotation_templates` are the
-    same, parsed.
+    `labels` and `annotations` are texts with template actions, parsed where they are rendered.
     """
 
     name: str
@@ -48,8 +46,6 @@ class AlertRule:
     keep: int
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
-    label_templates: Mapping[str, Template] = field(repr=False)
-    annotation_templates: Mapping[str, Template] = field(repr=False)
     group: str
     file: str
     line: int
@@ -297,8 +293,9 @@ class _RuleFileReader:
         hold = self.file.duration(entries.get("for"), "for") or 0
         keep = self.file.duration(entries.get("keep_firing_for"), "keep_firing_for") or 0
         annotations = self._labels(entries.get("annotations"), "annotation")
-        label_templates = self._templates(entries.get("labels"), head.labels, "label")
-        annotation_templates = self._templates(entries.get("annotations"), annotations, "annotation")
+        if not self._shipped:  # the templates of the shipped rules are known to be good
+            self._check_templates(entries.get("labels"), head.labels, "label")
+            self._check_templates(entries.get("annotations"), annotations, "annotation")
         if head.plan is None:
             return None
         return AlertRule(
@@ -309,8 +306,6 @@ class _RuleFileReader:
             keep=keep,
             labels=head.labels,
             annotations=annotations,
-            label_templates=label_templates,
-            annotation_templates=annotation_templates,
             group=head.group,
             file=head.file,
             line=head.line,
@@ -351,16 +346,12 @@ class _RuleFileReader:
                 )
         return labels
 
-    def _templates(self, node: Node | None, texts: Mapping[str, str], what: str) -> dict[str, Template]:
-        parsed = {key: self._template(node, key, text, what) for key, text in texts.items()}
-        return {key: template for key, template in parsed.items() if template is not None}
-
-    def _template(self, node: Node | None, key: str, text: str, what: str) -> Template | None:
-        try:
-            return templates.parse(text)
-        except PromQLError as error:
-            self.file.refuse(_key_node(node, key), f"{what} {key!r}: {error}")
-            return None
+    def _check_templates(self, node: Node | None, texts: Mapping[str, str], what: str) -> None:
+        for key, text in texts.items():
+            try:
+                templates.parse(text)
+            except PromQLError as error:
+                self.file.refuse(_key_node(node, key), f"{what} {key!r}: {error}")
 
 
 def _key_node(node: Node | None, key: str) -> Node | None:

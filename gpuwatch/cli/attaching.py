@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.cli import UsageError
@@ -41,10 +40,10 @@ def attached(args: argparse.Namespace, config: Config) -> Attached:
         ConfigError: the address is wrong, or a secret that is named cannot be read.
     """
     from gpuwatch.clock import SystemClock  # noqa: PLC0415  # --help does not need it
-    from gpuwatch.config_endpoints import endpoint_url  # noqa: PLC0415
+    from gpuwatch.config_endpoints import endpoint_at, endpoint_url  # noqa: PLC0415
     from gpuwatch.pipeline.attach import Attached  # noqa: PLC0415
 
-    endpoint = replace(config.attach, url=endpoint_url(args.attach, "--attach"))
+    endpoint = endpoint_at(endpoint_url(args.attach, "--attach"), config.attach)
     return Attached(endpoint, SystemClock(), args.interval)
 
 

@@ -7,7 +7,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.cli import FINE, FOUND, NOTHING, UsageError, attaching, fleet, watching
+from gpuwatch.cli import NOTHING, UsageError, attaching, fleet, watching
 
 if TYPE_CHECKING:
     import argparse
@@ -119,8 +119,7 @@ def _report(args: argparse.Namespace, seen: Seen, sources: tuple[SourceState, ..
             print("nothing was judged: no GPU, engine or log answered")
     if not judged:
         return NOTHING
-    limit = {"info": 0, "warning": 1, "critical": 2, "never": 3}[args.fail_on]
-    return FOUND if output.worst(findings) >= limit else FINE
+    return output.exit_code(findings, args.fail_on)
 
 
 def _input(state: SourceState) -> dict[str, Any]:

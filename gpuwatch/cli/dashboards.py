@@ -82,13 +82,12 @@ def _write(args: argparse.Namespace) -> None:
 
 
 def _rules(args: argparse.Namespace) -> RuleSet:
-    """Return the rules in use: the shipped ones with those of the configuration over them."""
-    from gpuwatch.alerts import rulefile  # noqa: PLC0415
+    """Return the rules in use; a problem in one is an error."""
     from gpuwatch.cli import UsageError  # noqa: PLC0415
-    from gpuwatch.config import load  # noqa: PLC0415
+    from gpuwatch.cli.watching import config_in_use  # noqa: PLC0415
+    from gpuwatch.pipeline.rules import rules_in_use  # noqa: PLC0415
 
-    own = load(args.config).rules if args.config else ()
-    rules = rulefile.load(rulefile.shipped_paths(), [Path(path).expanduser() for path in own])
+    rules = rules_in_use(config_in_use(args))
     if rules.problems:
         raise UsageError(f"{rules.problems[0]}; gpuwatch rules check lists everything")
     return rules

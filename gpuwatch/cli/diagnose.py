@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.cli import FINE, FOUND, NOTHING, WRONG, UsageError
+from gpuwatch.cli import NOTHING, WRONG, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -64,12 +63,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _rules(args: argparse.Namespace) -> Callable[[], RuleSet]:
     def loaded() -> RuleSet:
-        from gpuwatch.cli.watching import CONFIG_ENV  # noqa: PLC0415  # a recording needs rules, other files do not
-        from gpuwatch.config import Config, load  # noqa: PLC0415  # as above
-        from gpuwatch.pipeline.live import load_rules  # noqa: PLC0415  # as above
+        from gpuwatch.cli.watching import config_in_use  # noqa: PLC0415  # a recording needs rules, other files do not
+        from gpuwatch.pipeline.rules import load_rules  # noqa: PLC0415  # as above
 
-        path = args.config or os.environ.get(CONFIG_ENV)
-        return load_rules(load(path) if path else Config())
+        return load_rules(config_in_use(args))
 
     return loaded
 
@@ -98,8 +95,7 @@ def _report(args: argparse.Namespace, result: PostMortem) -> int:
     judged = any(given.kind != "unknown" for given in result.inputs)
     if not judged:
         return NOTHING
-    limit = {"info": 0, "warning": 1, "critical": 2, "never": 3}[args.fail_on]
-    return FOUND if output.worst(findings) >= limit else FINE
+    return output.exit_code(findings, args.fail_on)
 
 
 def input_line(given: Input) -> str:

@@ -81,7 +81,7 @@ def examine(config: Config, clock: Clock) -> Iterator[Check]:
 
 def _program(config: Config) -> Iterator[Check]:
     from gpuwatch import __version__  # noqa: PLC0415
-    from gpuwatch.pipeline.live import load_rules  # noqa: PLC0415
+    from gpuwatch.pipeline.rules import load_rules  # noqa: PLC0415
 
     version = ".".join(map(str, sys.version_info[:3]))
     yield Check("program", "gpuwatch", "ok", f"version {__version__} on Python {version}, {sys.platform}")

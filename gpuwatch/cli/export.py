@@ -32,16 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay the recording and write its series; return the exit code."""
-    from gpuwatch.alerts import rulefile  # noqa: PLC0415  # --help needs none of these
-    from gpuwatch.cli import FINE, NOTHING, UsageError  # noqa: PLC0415
-    from gpuwatch.config import load  # noqa: PLC0415
+    from gpuwatch.cli import FINE, NOTHING, UsageError  # noqa: PLC0415  # --help needs none of these
+    from gpuwatch.cli.watching import config_in_use  # noqa: PLC0415
     from gpuwatch.pipeline.openmetrics import replayed  # noqa: PLC0415
+    from gpuwatch.pipeline.rules import load_rules  # noqa: PLC0415
     from gpuwatch.recording import RecordingError  # noqa: PLC0415
 
     if args.json:
         raise UsageError("--json: the output is OpenMetrics text; leave --json out")
-    own = load(args.config).rules if args.config else ()
-    rules = rulefile.load(rulefile.shipped_paths(), [Path(path).expanduser() for path in own])
+    rules = load_rules(config_in_use(args))
     try:
         history, cut = replayed(args.recording, rules, round(args.step * 1000))
     except RecordingError as error:

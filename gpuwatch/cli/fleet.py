@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.cli import FINE, FOUND, NOTHING, UsageError
+from gpuwatch.cli import NOTHING, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -41,16 +41,17 @@ def config_of(args: argparse.Namespace, config: Config) -> PrometheusConfig | No
     ]
     if others:
         raise UsageError(f"--prometheus cannot be used with {', '.join(others)}")
-    from gpuwatch.config_endpoints import EndpointConfig, PrometheusConfig, endpoint_url  # noqa: PLC0415  # rarely needed
+    from gpuwatch.config_endpoints import (  # noqa: PLC0415  # rarely needed
+        EndpointConfig,
+        PrometheusConfig,
+        endpoint_at,
+        endpoint_url,
+    )
 
     url = endpoint_url(args.prometheus, "Prometheus")
     if config.prometheus is None:
         return PrometheusConfig(EndpointConfig(url))
-    known = config.prometheus
-    if known.endpoint.url == url:
-        return known
-    # The login in the file belongs to the address in the file.
-    return replace(known, endpoint=EndpointConfig(url, timeout=known.endpoint.timeout))
+    return replace(config.prometheus, endpoint=endpoint_at(url, config.prometheus.endpoint))
 
 
 def fleet(config: PrometheusConfig, args: argparse.Namespace) -> Fleet:
@@ -114,8 +115,7 @@ def _report(args: argparse.Namespace, look: Look, seen: list[Any]) -> int:
         if args.quiet or args.json:
             print("gpuwatch check: nothing was judged: " + _why(look), file=sys.stderr)
         return NOTHING
-    limit = {"info": 0, "warning": 1, "critical": 2, "never": 3}[args.fail_on]
-    return FOUND if output.worst(findings) >= limit else FINE
+    return output.exit_code(findings, args.fail_on)
 
 
 def _why(look: Look) -> str:

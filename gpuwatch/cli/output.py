@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from gpuwatch.cli import FINE, FOUND
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER
 from gpuwatch.diagnosis.ranking import rank
 from gpuwatch.engines.log_text import clean
@@ -91,9 +92,11 @@ def ranked(findings: Collection[Finding]) -> list[Finding]:
     return [replace(finding, state=states[finding.key]) for finding in ordered]
 
 
-def worst(findings: Iterable[Finding]) -> int:
-    """Return the highest severity as a number, -1 for none."""
-    return max((SEVERITY_ORDER[finding.severity] for finding in findings), default=-1)
+def exit_code(findings: Iterable[Finding], fail_on: str) -> int:
+    """Return `FOUND` where a finding has the severity `fail_on` or a higher one, else `FINE`; always for ``never``."""
+    limit = SEVERITY_ORDER.get(fail_on)
+    bad = limit is not None and any(SEVERITY_ORDER[finding.severity] >= limit for finding in findings)
+    return FOUND if bad else FINE
 
 
 def finding_lines(finding: Finding) -> list[str]:

@@ -48,7 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights-bytes", metavar="N", type=float, help="bytes of all weights, where they are known")
     parser.add_argument("--from-command", metavar="COMMAND", help="read an existing launch command, and repair it")
     parser.add_argument(
-        "--fail-on", choices=("does_not_fit", "never"), default="never", help="exit with 1 when it does not fit"
+        "--fail-on",
+        choices=("does_not_fit", "never"),
+        default="never",
+        help="exit with 1 when it does not fit, or when that is unknown",
     )
 
 
@@ -71,4 +74,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fails(args: argparse.Namespace, plan: Plan) -> bool:
-    return args.fail_on == "does_not_fit" and plan.verdict == "does_not_fit"
+    return args.fail_on == "does_not_fit" and plan.verdict in ("does_not_fit", "unknown")

@@ -33,7 +33,12 @@ _TITLES = {
     "communication": "communication",
 }
 _GLYPHS = {"weights": "█", "kv_cache": "▓", "activations": "▒", "graphs": "░", "context": "c", "communication": "n"}
-_VERDICTS = {"fits": "fits", "tight": "tight: the steady state fits, a peak may not", "does_not_fit": "does not fit"}
+_VERDICTS = {
+    "fits": "fits",
+    "tight": "tight: the steady state fits, a peak may not",
+    "unknown": "unknown: the config lacks what it takes to compute all parts",
+    "does_not_fit": "does not fit",
+}
 
 
 def print_json(plan: Plan, asked: Asked) -> None:
@@ -180,12 +185,18 @@ def print_text(plan: Plan, asked: Asked) -> None:
     for found in plan.capacities:
         one = found.engine.deployment
         limit = f"{_fraction(one.engine)} {one.fraction:g}"
+        if not found.engine.model.attention:
+            requests = f"{found.max_concurrency:.1f} requests of any length"
+            print(f"states and no KV cache: with {limit} the pool holds {requests}")
+            continue
         print(f"KV cache: {_whole(found.bytes_per_token):,} bytes per token; with {limit} the pool holds")
         print(
             f"  {found.tokens:,} tokens: the longest request {found.max_context:,} tokens, or "
             f"{found.max_concurrency:.1f} requests of {one.context:,}"
         )
     most = "more than 64" if not deployment.mig else "no number of slices"
+    if any(one.model.missing for one in asked.engines):
+        most = "unknown"
     print(f"fewest cards of this size: {plan.fewest_gpus or most}")
     _print_ways(asked)
     if len(asked.engines) > 1:

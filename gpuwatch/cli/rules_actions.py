@@ -16,8 +16,9 @@ from gpuwatch.alerts.rulefile import AlertRule
 from gpuwatch.alerts.ruletest import run_file
 from gpuwatch.alerts.yamlfile import format_duration
 from gpuwatch.cli import UsageError
-from gpuwatch.config import load
+from gpuwatch.cli.watching import config_in_use
 from gpuwatch.diagnosis.registry import DIAGNOSES
+from gpuwatch.pipeline.rules import rules_in_use
 from gpuwatch.promql.analysis import comparisons
 from gpuwatch.series import METRICS
 
@@ -34,14 +35,8 @@ FAILED = 1
 WRONG = 2
 
 
-def _in_use(args: argparse.Namespace) -> RuleSet:
-    """Return the shipped rules with those of the configuration over them."""
-    own = load(args.config).rules if args.config else ()
-    return rulefile.load(rulefile.shipped_paths(), [Path(path).expanduser() for path in own])
-
-
 def _list(args: argparse.Namespace) -> int:
-    rules = _in_use(args)
+    rules = rules_in_use(config_in_use(args))
     if args.json:
         _print_json({"schema": 1, "rules": [_as_json(rule) for rule in rules.rules], **_problems_json(rules)})
     elif not args.quiet:
@@ -52,7 +47,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    rules = rulefile.load(user=map(Path, args.files)) if args.files else _in_use(args)
+    rules = rulefile.load(user=map(Path, args.files)) if args.files else rules_in_use(config_in_use(args))
     if args.json:
         _print_json({"schema": 1, "rules": len(rules.rules), **_problems_json(rules)})
         return WRONG if rules.problems else FINE
@@ -75,7 +70,7 @@ def _test(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    rules = _in_use(args)
+    rules = rules_in_use(config_in_use(args))
     found = [rule for rule in rules.alerts if args.name in (rule.name, rule.id)]
     if not found and _section(args.name):
         _explain_section(args)

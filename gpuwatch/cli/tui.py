@@ -229,8 +229,8 @@ def live(config: Config, record: str | None) -> Live:
 def player(path: str | Path, config: Config, *, mode: Mode = "replay") -> Replay:
     """Return the replay of a recording; the demo starts again at its end."""
     from gpuwatch.clock import SystemClock  # noqa: PLC0415  # numpy and the parsers load after the first frame
-    from gpuwatch.pipeline.live import load_rules  # noqa: PLC0415
     from gpuwatch.pipeline.replay import Replay  # noqa: PLC0415
+    from gpuwatch.pipeline.rules import load_rules  # noqa: PLC0415
 
     return Replay(path, load_rules(config), SystemClock(), mode=mode, endless=mode == "demo")
 

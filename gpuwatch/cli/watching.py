@@ -34,14 +34,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", metavar="SECONDS", type=float, help="time between two polls (default: 1)")
 
 
+def config_in_use(args: argparse.Namespace) -> Config:
+    """Return the configuration file of ``--config`` or of the environment, without one the default.
+
+    Raises:
+        ConfigError: the file is wrong.
+    """
+    path = args.config or os.environ.get(CONFIG_ENV)
+    return load(path) if path else Config()
+
+
 def config_of(args: argparse.Namespace) -> Config:
     """Return the configuration file with the command line laid over it.
 
     Raises:
         ConfigError: the file or an argument is wrong.
     """
-    path = args.config or os.environ.get(CONFIG_ENV)
-    config = load(path) if path else Config()
+    config = config_in_use(args)
     known = {engine.url for engine in config.engines}
     engines = [engine for engine in map(engine_from_url, args.engine) if engine.url not in known]
     if args.engine or config.engines:

@@ -237,7 +237,7 @@ _GPUS = Row(
         Panel(
             "timeseries",
             "Lowered clocks",
-            "Share of time with lowered clocks; reasons may overlap.",
+            "Share of time with lowered clocks, for the reason that holds longest; reasons may overlap.",
             (Series("engine_gpu_throttle", _CARD),),
             empty="no GPU lowers its clocks",
         ),

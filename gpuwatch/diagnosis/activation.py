@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.bounds import SMALLEST_CHUNK
 from gpuwatch.diagnosis.context import SERVER_SCOPE
 from gpuwatch.diagnosis.explanation import count, measured, size
 from gpuwatch.diagnosis.finding import Advice
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
     from gpuwatch.diagnosis.finding import Evidence
 
-SMALLEST_CHUNK = 512
-"""No smaller token budget of a step is proposed: decode steps would be cut as well."""
 CHUNK_STEP = 256
 """Proposed chunks are multiples of this."""
 RESERVE = 0.04

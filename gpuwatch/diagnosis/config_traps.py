@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.bounds import HIGHEST_FRACTION
 from gpuwatch.diagnosis.capacity import pool_of, typical_length
 from gpuwatch.diagnosis.context import ENGINE_SCOPE, GPU_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
@@ -21,7 +22,7 @@ from gpuwatch.diagnosis.explanation import (
     told,
 )
 from gpuwatch.diagnosis.finding import Advice
-from gpuwatch.diagnosis.kv_advice import HIGHEST_FRACTION, blocks_override
+from gpuwatch.diagnosis.kv_advice import blocks_override
 from gpuwatch.engines.flag_versions import risky_flags
 
 if TYPE_CHECKING:
@@ -161,7 +162,9 @@ def head_replication(subject: Subject) -> Verdict:
     heads = subject.config("kv_heads", "model.kv_heads")
     if ranks is None or heads is None or heads < 1:
         return Unknown("the number of KV heads (config.json of the model) and of tensor-parallel ranks")
-    copies = math.ceil(ranks / heads)
+    split, replicas = subject.config("decode_context_parallel_size", "dcp") or 1.0, _replicas(subject)
+    shared = split * replicas if subject.sglang else split
+    copies = math.ceil(ranks / (heads * shared))
     evidence = [
         measured(f"{count(ranks)} tensor-parallel ranks", "engine_config_tensor_parallel_size", ranks),
         measured(
@@ -170,6 +173,13 @@ def head_replication(subject: Subject) -> Verdict:
             heads,
         ),
     ]
+    if split > 1:
+        text = f"decode context parallelism splits the tokens over {count(split)} ranks"
+        evidence.append(measured(text, "engine_config_decode_context_parallel_size", split))
+    if replicas > 1:
+        evidence.append(
+            measured(f"{count(replicas)} data-parallel ranks", "engine_config_data_parallel_size", replicas)
+        )
     fact = subject.fact("model.kv_heads")
     if fact is not None:
         evidence.append(told(fact, f"KV heads as the model's configuration has them: {fact.value}"))
@@ -179,26 +189,32 @@ def head_replication(subject: Subject) -> Verdict:
         evidence.append(measured(text, "engine_config_max_concurrency", concurrency))
     cause = (
         f"{count(heads)} KV head{'s' if heads > 1 else ''} cannot be split over {count(ranks)} ranks: each token is "
-        f"kept {copies} times, and ranks beyond {count(heads)} add no room for KV cache."
+        f"kept {copies} times, and ranks beyond {count(heads * shared)} add no room for KV cache."
     )
+    now = f"{replicas:.0f}" if replicas > 1 else None
     if subject.sglang:
-        advice = [
-            Advice(
-                "attention data parallelism: each rank keeps its own requests", "--enable-dp-attention", None, "true"
-            ),
-            Advice("with as many attention replicas as copies", "--dp-size", None, str(copies)),
-        ]
+        text = "attention data parallelism: each rank keeps its own requests"
+        attention = subject.fact("flag.enable-dp-attention")
+        on = attention is not None and attention.value is True
+        advice = [] if on else [Advice(text, "--enable-dp-attention", None, "true")]
+        advice.append(Advice("as many attention replicas as make copies", "--dp-size", now, f"{replicas * copies:.0f}"))
     else:
+        most = f"{split * copies:.0f}"
+        groups = f"{replicas * split * copies:.0f}"
         advice = [
-            Advice("split the tokens instead of copying them", "--decode-context-parallel-size", "1", str(copies)),
+            Advice("split the tokens instead of copying them", "--decode-context-parallel-size", f"{split:.0f}", most),
             Advice(
-                f"or {copies} data-parallel replicas of {count(heads)} ranks each (MoE: with --enable-expert-parallel)",
+                f"or {groups} data-parallel replicas of {count(heads)} ranks each (MoE: with --enable-expert-parallel)",
                 "--data-parallel-size",
-                None,
-                str(copies),
+                now,
+                groups,
             ),
         ]
     return Explanation(cause, 0.95, tuple(evidence), tuple(advice))
+
+
+def _replicas(subject: Subject) -> float:
+    return subject.config("data_parallel_size", "dp") or 1.0
 
 
 def rope_context(subject: Subject) -> Verdict:
@@ -240,22 +256,15 @@ def rope_context(subject: Subject) -> Verdict:
 def kv_accuracy(subject: Subject) -> Verdict:
     """Explain a quantised KV cache without scaling factors."""
     fact = subject.fact("kv.unscaled")
-    dtype = next(
-        (
-            dict(labels).get("cache_dtype", "")
-            for labels, _ in subject.context.samples(subject.select("engine_cache_config_info", SERVER_SCOPE))
-        ),
-        "",
-    )
-    told_dtype = subject.fact("kv.dtype") or subject.fact("flag.kv-cache-dtype")
-    kind = dtype or (str(told_dtype.value) if told_dtype is not None else "a quantised type")
+    kind = _cache_type(subject)
+    stored = f"stored as {kind}" if kind else "quantised"
     lines = subject.events("kv_scale_one", seconds=900)
-    evidence = [measured(f"the KV cache is stored as {kind}", "engine_config_kv_cache_unscaled", 1.0)]
+    evidence = [measured(f"the KV cache is {stored}", "engine_config_kv_cache_unscaled", 1.0)]
     evidence += [logged(line) for line in lines[-1:]]
     if fact is not None and not lines:
         evidence.append(told(fact, "the engine's log says that it runs with scaling factors of 1.0"))
     cause = (
-        f"The KV cache is stored as {kind} with scaling factors of 1.0: keys and values outside its range are cut off. "
+        f"The KV cache is {stored} with scaling factors of 1.0: keys and values outside its range are cut off. "
         "Small models, the Qwen family and work that needs exact recall suffer most; some models hardly do."
     )
     advice = (
@@ -266,11 +275,20 @@ def kv_accuracy(subject: Subject) -> Verdict:
     return Explanation(cause, 0.7, tuple(evidence), advice)
 
 
+def _cache_type(subject: Subject) -> str | None:
+    """Return the type of the KV cache; None where nothing names one: ``auto`` is a wish."""
+    infos = subject.context.samples(subject.select("engine_cache_config_info", SERVER_SCOPE))
+    named = [dict(labels).get("cache_dtype", "") for labels, _ in infos]
+    facts = (subject.fact("kv.dtype"), subject.fact("flag.kv-cache-dtype"))
+    named += [str(fact.value) for fact in facts if fact is not None]
+    return next((kind for kind in named if kind not in ("", "auto")), None)
+
+
 def flag_risky(subject: Subject) -> Verdict:
     """Explain a launch flag with a known trap."""
     name = subject.labels.get("flag", "")
     engine = "sglang" if subject.sglang else "vllm"
-    found = next((p for p in risky_flags(engine, _version(subject), _flags(subject)) if p.flag == name), None)
+    found = next((p for p in risky_flags(engine, subject.version_text, _flags(subject)) if p.flag == name), None)
     if found is None:
         return Unknown(f"the value of --{name} and the engine's version")
     fact = subject.context.facts.get(subject.server, f"flag.{name}")
@@ -279,14 +297,6 @@ def flag_risky(subject: Subject) -> Verdict:
     text = f"set it to {found.proposed}" if found.proposed else "remove it"
     advice = (Advice(text, f"--{name}", found.value, found.proposed or "(none)"),)
     return Explanation(f"--{name} {found.value}: {found.text}.", 0.8, tuple(evidence), advice)
-
-
-def _version(subject: Subject) -> str:
-    for labels, _ in subject.context.samples(subject.select("engine_info", SERVER_SCOPE)):
-        if dict(labels).get("version"):
-            return dict(labels)["version"]
-    fact = subject.fact("version")
-    return str(fact.value) if fact is not None else ""
 
 
 def _flags(subject: Subject) -> dict[str, str | float | int | bool]:

@@ -6,12 +6,14 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gpuwatch.engines.version import parse_version
 from gpuwatch.promql.values import PromQLError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gpuwatch.diagnosis.finding import Finding
+    from gpuwatch.engines.version import Version
     from gpuwatch.model import Fact, Labels, LogEvent
     from gpuwatch.promql.values import Querier
 
@@ -135,6 +137,20 @@ class Subject:
         kind = self.labels.get("engine_kind", "")
         told = self.fact("engine") if not kind and self.server else None
         return (str(told.value) if told is not None else kind) == "sglang"
+
+    @property
+    def version_text(self) -> str:
+        """The engine's version as its page names it, else a log or a package; the empty string where nobody does."""
+        for labels, _ in self.context.samples(self.select("engine_info", SERVER_SCOPE)):
+            if dict(labels).get("version"):
+                return dict(labels)["version"]
+        fact = self.fact("version")
+        return str(fact.value) if fact is not None else ""
+
+    @property
+    def version(self) -> Version | None:
+        """The engine's version, to compare; None where it is not known."""
+        return parse_version(self.version_text)
 
     def select(self, name: str, scope: tuple[str, ...] = ENGINE_SCOPE, **extra: str) -> str:
         """Return the selector of ``gpuwatch_<name>`` for this subject; `scope` are the labels that identify it."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from gpuwatch.diagnosis.explanation import Unknown
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER, Evidence, Finding, NotEnough
 from gpuwatch.diagnosis.ranking import rank
-from gpuwatch.diagnosis.registry import DIAGNOSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +50,7 @@ def explain(
     for alert in evaluation.alerts:
         if alert.state == "pending":
             continue
-        diagnosis = DIAGNOSES.get(alert.label("diagnosis"))
+        diagnosis = _diagnosis(alert.label("diagnosis"))
         if diagnosis is None:
             own = _of_own_rule(alert)
             findings[own.id, tuple(value for _, value in alert.labels)] = own
@@ -83,6 +82,13 @@ def explain(
         del memory.said[forgotten]
     _unjudged(evaluation.rules, {finding.id for finding in findings.values()}, lacking)
     return rank(without_parts(findings.values())), tuple(lacking.values())
+
+
+def _diagnosis(id_: str) -> Diagnosis | None:
+    """Return the diagnosis of an id; None for an id of a user's own rule."""
+    from gpuwatch.diagnosis.registry import DIAGNOSES  # noqa: PLC0415  # all families; a healthy machine needs none
+
+    return DIAGNOSES.get(id_)
 
 
 def _of_own_rule(alert: Alert) -> Finding:

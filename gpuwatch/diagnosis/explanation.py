@@ -61,6 +61,13 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def rate(value: float) -> str:
+    """Return a figure per second with two digits, or all before the point: ``0.052``, ``4.5``, ``120``, ``1,200``."""
+    if abs(value) >= 10:
+        return f"{value:,.0f}"
+    return f"{value:.2g}" if abs(value) >= 1e-4 or value == 0 else f"{value:.6f}"  # without an exponent
+
+
 def size(value: float) -> str:
     """Return bytes in binary units, such as ``4.5 GiB`` or ``300 MiB``."""
     if abs(value) >= GIB:

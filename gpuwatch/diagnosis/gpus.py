@@ -8,7 +8,8 @@ from gpuwatch.diagnosis.context import GPU_SCOPE, HOST_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, logged, measured
 from gpuwatch.diagnosis.finding import Advice
-from gpuwatch.diagnosis.xids import meaning_of, seen_xids
+from gpuwatch.diagnosis.xid_table import meaning_of
+from gpuwatch.diagnosis.xids import seen_xids
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpuwatch.diagnosis.context import GPU_SCOPE, SERVER_SCOPE
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 LINK_BYTES = 123e6
 """Bytes per second of one PCIe lane, by two to the power of the generation: 0.985 GB/s for generation 3."""
+LINK_SPEED = "gpu_pcie_link_width * 123e6 * 2 ^ gpuwatch_gpu_pcie_link_generation"
+"""What a link's speed is worked out of, in PromQL behind ``gpuwatch_``."""
 WINDOW = "1m"
 """Figures that move from second to second are means of this window."""
 
@@ -29,8 +30,7 @@ WINDOW = "1m"
 class Rank:
     """One GPU of an engine: display index, card, and what is known of it; None where it is not.
 
-    Bytes, ratios, hertz, watts, degrees Celsius. `link` is proportional to the speed of the PCIe link: lanes times two
-    to the power of the generation.
+    Bytes, ratios, hertz, watts, degrees Celsius. `link` is the speed of the PCIe link, bytes per second each way.
     """
 
     gpu: str
@@ -79,7 +79,7 @@ def _rank(gpu: Subject) -> Rank:
         limit=gpu.now("gpu_power_limit_watts", GPU_SCOPE),
         temperature=gpu.now("gpu_temperature_celsius", GPU_SCOPE),
         throttled=throttled(gpu)[1],
-        link=None if width is None or generation is None else width * 2**generation,
+        link=None if width is None or generation is None else width * LINK_BYTES * 2**generation,
     )
 
 
@@ -133,8 +133,8 @@ FIGURES = (
         least=0.1,
     ),
     Figure(
-        "PCIe link", "gpu_pcie_link_width", "lanes", lambda rank: rank.link,
-        lambda link: f"{link * LINK_BYTES / 1e9:.1f} GB/s", share=0.3, worse=-1,
+        "PCIe link", LINK_SPEED, "bytes/s", lambda rank: rank.link, lambda link: f"{link / 1e9:.1f} GB/s",
+        share=0.3, worse=-1,
     ),
 )  # fmt: skip
 """What is compared. The differences are those that two healthy cards of one model hardly show under the same work."""
@@ -171,8 +171,15 @@ def _odd(figure: Figure, ranks: Sequence[Rank]) -> Odd | None:
         return None
     odds = []
     for at, (rank, value) in enumerate(known):
-        others = median([other for place, (_, other) in enumerate(known) if place != at])
+        others = _median([other for place, (_, other) in enumerate(known) if place != at])
         odds.append(Odd(figure, rank, value, others))
     most = max(odds, key=lambda odd: (abs(odd.value - odd.others), figure.worse * (odd.value - odd.others)))
     apart = abs(most.value - most.others)
     return most if apart > max(figure.least, figure.share * abs(most.others)) else None
+
+
+def _median(values: Sequence[float]) -> float:
+    """Return the middle value; without the module `statistics`, which takes more memory than all of this."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

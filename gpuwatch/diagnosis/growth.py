@@ -64,7 +64,7 @@ def growing(subject: Subject) -> Verdict:
     evidence = [
         measured(f"used memory grew by {size(rise.bytes)} in {rise.minutes:.0f} minutes ({size(rise.hourly)} per hour)",
                  "gpu_memory_used_bytes", rise.bytes, "bytes"),
-        measured(f"{size(used)} of {size(total)} are used; the card will be full in {_time_left(total - used, rise)}",
+        measured(f"{size(used)} of {size(total)} are used; the card will be full in {time_left(total - used, rise)}",
                  "gpu_memory_used_bytes", used, "bytes"),
     ]  # fmt: skip
     owner, parts = _who(subject, rise)
@@ -92,16 +92,28 @@ def growing(subject: Subject) -> Verdict:
 
 
 def since_ready(subject: Subject) -> list[Evidence]:
-    """Return how much more the GPU holds than when its engines began to serve, as the memory ledger counts it."""
-    grown = subject.now("ledger_growth_bytes", GPU_SCOPE)
+    """Return how much more a GPU holds than when its engines began to serve, as the memory ledger counts it.
+
+    The GPU is that of `subject`, or the fullest of its engine.
+    """
+    if subject.labels.get("uuid"):
+        which, every = "the GPU", [subject.now("ledger_growth_bytes", GPU_SCOPE)]
+    elif subject.server:
+        placed = subject.select("gpu_engine", SERVER_SCOPE)
+        found = subject.context.samples(f"gpuwatch_ledger_growth_bytes and on (host, uuid) {placed}")
+        which, every = "the fullest GPU", [amount for _, amount in found]
+    else:
+        return []
+    grown = max((amount for amount in every if amount is not None), default=None)
     if grown is None:
         return []
     changed = f"{size(abs(grown))} {'less' if grown < 0 else 'more'}"
-    text = f"the GPU holds {changed} than a minute after its engines began to serve"
+    text = f"{which} holds {changed} than a minute after its engines began to serve"
     return [measured(text, "ledger_growth_bytes", grown, "bytes")]
 
 
-def _time_left(room: float, rise: Rise) -> str:
+def time_left(room: float, rise: Rise) -> str:
+    """Return in how many minutes or hours `room` bytes are used up at the rate of `rise`."""
     hours = max(0.0, room) / rise.hourly
     return f"{hours * 60:.0f} minutes" if hours < 2 else f"{hours:.0f} hours"
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes.collectives import unreachable
+from gpuwatch.diagnosis.causes.collectives import FIRST_OPERATIONS, unreachable
 from gpuwatch.diagnosis.context import SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured, percent
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.group import Rank, ranks_of
-from gpuwatch.diagnosis.xids import TABLE, meaning_of, seen_xids
+from gpuwatch.diagnosis.xid_table import TABLE, is_hardware, meaning_of
+from gpuwatch.diagnosis.xids import seen_xids
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
@@ -21,8 +22,9 @@ WAITS = 0.95
 """A GPU that is busy for more than this waits in a kernel, or computes."""
 ABSENT = 0.2
 """A GPU that is busy for less than this has not come to the collective."""
-EARLY = 10
-"""Collectives up to this number belong to the start of the group; a hang there is one of the links, not of the work."""
+STANDS = "GpuwatchNcclHang"
+"""The rule about GPUs that are busy at little power while the page does not change; the others are about log lines."""
+NEVER_MET = "GpuwatchGroupNotFormed"
 
 START_ADVICE = (
     Advice("start with peer-to-peer copies off", "NCCL_P2P_DISABLE", None, "1"),
@@ -33,6 +35,10 @@ RUN_ADVICE = (
     Advice("try without the custom all-reduce: random stalls have ended with it", "--disable-custom-all-reduce"),
     Advice("save the stacks of all ranks before the restart (py-spy dump --pid PID): one of them is elsewhere"),
 )  # fmt: skip
+MEET_ADVICE = (
+    Advice("start the engine on every node, with the same head address and one rank each, and its port open"),
+    Advice("several network cards: name the one that reaches the other node", "GLOO_SOCKET_IFNAME"),
+)
 
 
 def nccl_hang(subject: Subject) -> Verdict:
@@ -49,6 +55,9 @@ def nccl_hang(subject: Subject) -> Verdict:
         text = f"no value on the page has changed for {frozen:.0f} s although requests are open"
         evidence.append(measured(text, "engine_page_frozen_seconds", frozen, "seconds"))
     evidence += [_reading(rank) for rank in ranks if rank.busy is not None]
+    if subject.alert != STANDS and not timeouts:
+        text = f"lines of the engine's log that say so in 5 minutes: {count(max(1.0, subject.value))}"
+        evidence.insert(0, measured(text, "log_events_total", subject.value))
     if not evidence:
         return Unknown("the time-out line in the engine's log, or how busy its GPUs are")
     broken = _broken_gpu(subject, ranks)
@@ -62,16 +71,32 @@ def nccl_hang(subject: Subject) -> Verdict:
     waiting = [rank for rank in ranks if rank.busy is not None and rank.busy > WAITS]
     evidence += [logged(event) for event in subject.events("shm_broadcast_stall", "rpc_timeout", seconds=900)[-1:]]
     where = _where(missing, waiting)
-    if numbers and min(numbers) <= EARLY:
+    if numbers:
+        return _numbered(numbers, _operation(timeouts), where, tuple(evidence))
+    return _unnumbered(subject.alert, where, 0.75 if missing else 0.65, tuple(evidence))
+
+
+def _numbered(numbers: list[int], operation: str, where: str, evidence: tuple[Evidence, ...]) -> Explanation:
+    """Explain a hang by the numbers of the collectives that did not end."""
+    if min(numbers) <= FIRST_OPERATIONS:
         which = f"The collective number {min(numbers)} of the group never ended{where}"
         cause = f"{which}: peer-to-peer between the GPUs does not work."
-        return Explanation(cause, 0.85, tuple(evidence), START_ADVICE)
-    if numbers:
-        which = f"The collective number {count(max(numbers))}{_operation(timeouts)} did not end{where}"
-        cause = f"{which}: the group worked before, so this is a stall while running, not the network at start."
-        return Explanation(cause, 0.8, tuple(evidence), RUN_ADVICE)
-    cause = f"The ranks wait for each other in a collective{where}: GPUs are busy at little power and nothing moves."
-    return Explanation(cause, 0.75 if missing else 0.65, tuple(evidence), RUN_ADVICE)
+        return Explanation(cause, 0.85, evidence, START_ADVICE)
+    which = f"The collective number {count(max(numbers))}{operation} did not end{where}"
+    cause = f"{which}: the group worked before, so this is a stall while running, not the network at start."
+    return Explanation(cause, 0.8, evidence, RUN_ADVICE)
+
+
+def _unnumbered(alert: str, where: str, confidence: float, evidence: tuple[Evidence, ...]) -> Explanation:
+    """Explain a hang of which no line tells a number, by what the rule saw."""
+    if alert == STANDS:
+        cause = f"The ranks wait for each other in a collective{where}: GPUs are busy at little power, nothing moves."
+        return Explanation(cause, confidence, evidence, RUN_ADVICE)
+    if alert == NEVER_MET:
+        cause = "The ranks never met: the group was not formed in time. The log line that says where is not known here."
+        return Explanation(cause, 0.6, evidence, MEET_ADVICE)
+    cause = f"A collective of the ranks did not end in time{where}. Which one it was is not known here."
+    return Explanation(cause, 0.6, evidence, RUN_ADVICE)
 
 
 def _longest(subject: Subject) -> float | None:
@@ -108,7 +133,7 @@ def _broken_gpu(subject: Subject, ranks: list[Rank]) -> tuple[str, str] | None:
     for rank in ranks:
         gpu = subject.context.about({**subject.labels, "uuid": rank.uuid})
         for code, _ in seen_xids(gpu):
-            if code.isdigit() and int(code) in TABLE and TABLE[int(code)].kind == "hardware":
+            if is_hardware(code):
                 return rank.gpu, code
     return None
 

@@ -20,7 +20,7 @@ from gpuwatch.diagnosis.explanation import (
     size,
 )
 from gpuwatch.diagnosis.finding import Advice
-from gpuwatch.diagnosis.growth import Rise, rise_of, window_of
+from gpuwatch.diagnosis.growth import Rise, rise_of, time_left, window_of
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
@@ -31,8 +31,12 @@ SHM_PER_RANK = 1 * GIB
 """What is proposed for /dev/shm per GPU: NCCL takes up to some hundred MiB for each, the engine's queues the rest."""
 SMALL_SHM = 0.25
 """A /dev/shm below this share of the machine's memory was given to a container; the kernel's default is half."""
-PER_RANK = ("cpu_offload_gb", "swap_space", "hicache_size", "hicache_ratio")
+PER_RANK = ("cpu-offload-gb", "swap-space", "hicache-size", "hicache-ratio")
 """Flags that take host memory for each rank or GPU."""
+HICACHE_RATIO = 2.0
+"""SGLang's default: host memory for cached keys and values, by the size of the pool on the GPU (server_args.py)."""
+KILLED = "GpuwatchProcessKilledForMemory"
+"""The rule about the kernel's line; it holds where memory is free again."""
 
 
 def leak(subject: Subject) -> Verdict:
@@ -49,8 +53,7 @@ def leak(subject: Subject) -> Verdict:
                  "host_memory_available_bytes", available, "bytes"),
         *_per_request(subject, rise), *_not_the_cards(subject),
     ]  # fmt: skip
-    hours = available / rise.hourly
-    left = f"{hours * 60:.0f} minutes" if hours < 2 else f"{hours:.0f} hours"
+    left = time_left(available, rise)
     return Explanation(
         f"The processes of {subject.server} take more and more host memory; at this rate the host is full in {left}.",
         0.75,
@@ -156,15 +159,20 @@ def oversubscribed(subject: Subject) -> Verdict:
         measured(f"the processes of {server} hold {size(held)}", "engine_process_resident_bytes", held, "bytes")
         for server, held in holders
     ]
-    if not evidence:
-        return Unknown("memory of the host, or the kernel's line about a killed process")
     if kills:
         cause, confidence = _killed(kills[-1]), 0.9
-    elif subject.alert == "GpuwatchCgroupMemoryLow" and limit and inside:
+    elif subject.alert == KILLED:
+        cause, confidence = "The kernel killed a process for lack of memory; its log line is not known here.", 0.7
+        lines = f"lines of the kernel's log that say so in 5 minutes: {count(max(1.0, subject.value))}"
+        evidence.insert(0, measured(lines, "kernel_events_total", subject.value))
+    elif subject.alert == "GpuwatchCgroupMemoryLow":
+        if not limit or inside is None:
+            return Unknown("use and limit of the control group's memory")
         cause, confidence = f"The control group is at {percent(inside / limit)} of its memory limit.", 0.8
     else:
-        share = available / total if available is not None and total else 0.0
-        cause, confidence = f"Only {percent(share)} of the host's memory are left.", 0.8
+        if not total or available is None:
+            return Unknown("available and total memory of the host")
+        cause, confidence = f"Only {percent(available / total)} of the host's memory are left.", 0.8
     return Explanation(cause, confidence, tuple(evidence), _relief(subject, [server for server, _ in holders]))
 
 
@@ -191,10 +199,10 @@ def _relief(subject: Subject, servers: list[str]) -> tuple[Advice, ...]:
         engine = subject.context.about({**subject.labels, "server": server})
         ranks = engine.config("tensor_parallel_size", "tp") or 1.0
         for name in PER_RANK:
-            flag = engine.context.facts.get(server, "flag." + name)
-            if flag is not None and str(flag.value) not in ("0", "0.0"):
+            taken = engine.number("flag." + name)
+            if taken and not (name == "hicache-ratio" and taken <= HICACHE_RATIO):
                 text = f"{server} takes this for each of {count(ranks)} ranks; lower it"
-                advice.append(Advice(text, "--" + name.replace("_", "-"), str(flag.value), None))
+                advice.append(Advice(text, "--" + name, f"{taken:g}", None))
     advice.append(Advice("give the host or the control group more memory, or run fewer engines and workers on it"))
     advice.append(Advice("leave room for /dev/shm, which counts as memory of the host and of the control group"))
     return tuple(advice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.bounds import CONSERVATIVE
 from gpuwatch.diagnosis.capacity import Length, Pool, pool_of, typical_length
 from gpuwatch.diagnosis.context import ENGINE_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
@@ -21,7 +22,7 @@ from gpuwatch.diagnosis.explanation import (
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.kv_advice import blocks_override, pool_advice, pool_limit, seats_advice
 from gpuwatch.diagnosis.kv_kinds import RECOMPUTED, storm_kind
-from gpuwatch.engines.version import parse_version, show_version
+from gpuwatch.engines.version import show_version
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
@@ -42,8 +43,6 @@ CONFIRMED_BONUS = 0.1
 """Added when the engine's own counter of preemptions moved as well."""
 SLOWER = 0.8
 """Generation below this share of the minute before is mentioned."""
-CONSERVATIVE = 1.3
-"""Raised value of SGLang's --schedule-conservativeness; its documentation suggests it where requests are retracted."""
 
 
 def preemption_storm(subject: Subject) -> Verdict:
@@ -301,16 +300,13 @@ def _evicted(evicted: float | None, preempted: float | None, *, doubted: bool) -
 
 def _doubtful(subject: Subject) -> Evidence | None:
     """Return why evictions are in doubt: the engine counts its preemptions, had time to, and counted none."""
-    versions = [
-        parse_version(dict(labels).get("version", ""))
-        for labels, _ in subject.context.samples(subject.select("engine_info", SERVER_SCOPE))
-    ]
-    known = [version for version in versions if version is not None and version >= COUNTS_SINCE]
+    version = subject.version
     before = subject.ask(f"increase({subject.select('engine_evictions_total')}[1m] offset {DOUBT_AFTER})")
-    if not known or not before or subject.over("increase", "engine_preemptions_total", "2m") != 0:
+    counts = version is not None and version >= COUNTS_SINCE
+    if version is None or not counts or not before or subject.over("increase", "engine_preemptions_total", "2m") != 0:
         return None
     text = (
-        f"not separated from clients that time out and send again: vLLM {show_version(known[0])} counts a preemption "
+        f"not separated from clients that time out and send again: vLLM {show_version(version)} counts a preemption "
         f"when its victim runs again, and has counted none although more than {DOUBT_AFTER[:-1]} s have passed. "
         "vllm:num_preemptions_total that moves would tell, or aborted requests in the log of the gateway or the clients"
     )

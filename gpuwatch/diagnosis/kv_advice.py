@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.bounds import HIGHEST_FRACTION
 from gpuwatch.diagnosis.context import GPU_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.explanation import count, size
 from gpuwatch.diagnosis.finding import Advice
@@ -12,9 +13,6 @@ from gpuwatch.diagnosis.finding import Advice
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.capacity import Length, Pool
     from gpuwatch.diagnosis.context import Subject
-
-HIGHEST_FRACTION = 0.97
-"""No larger share of GPU memory is proposed: the CUDA context and the driver need the rest."""
 
 
 def blocks_override(subject: Subject) -> float | None:

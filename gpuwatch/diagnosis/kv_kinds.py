@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.context import SERVER_SCOPE
 from gpuwatch.diagnosis.explanation import count, logged, measured, percent, size
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.engines.flag_versions import available
-from gpuwatch.engines.version import parse_version, show_version
+from gpuwatch.engines.version import show_version
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.capacity import Pool
@@ -114,7 +113,7 @@ def _half_computed(subject: Subject, pool: Pool | None, thrown_out: float) -> Ki
     prompt = subject.mean("engine_prompt_length_tokens", "10m")
     if pool is None or first is None or prompt is None or prompt < LONG_PROMPT * pool.tokens or first >= thrown_out:
         return None
-    version = _version(subject)
+    version = subject.version
     evidence = (
         measured(
             f"{count(first)} prompts got their first token in the last minute, fewer than were thrown out",
@@ -166,11 +165,3 @@ def _offloaded(subject: Subject) -> Kind | None:
         fate="thrown out of it, and read back from the host or computed again",
         evidence=(measured(text, name, value),),
     )
-
-
-def _version(subject: Subject) -> Version | None:
-    versions = [
-        parse_version(dict(labels).get("version", ""))
-        for labels, _ in subject.context.samples(subject.select("engine_info", SERVER_SCOPE))
-    ]
-    return next((version for version in versions if version is not None), None)

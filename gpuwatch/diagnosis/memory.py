@@ -132,7 +132,7 @@ def fragmentation(subject: Subject) -> Verdict:
     if free is not None:
         evidence.append(measured(f"{size(free)} were free on the device", "log_oom_free_bytes", free, "bytes"))
     evidence += _unexplained(subject)
-    evidence += _since_ready(subject)
+    evidence += since_ready(subject)
     evidence += [logged(event) for event in lines[-1:]]
     hint = next((event.text for event in reversed(lines) if "PYTORCH_ALLOC_CONF" in event.text), None)
     variable = "PYTORCH_ALLOC_CONF" if hint else "PYTORCH_CUDA_ALLOC_CONF"
@@ -167,17 +167,6 @@ def _unexplained(subject: Subject) -> list[Evidence]:
     rest = max(held) - explained
     text = f"the engine holds {size(max(held))}; weights, pool, graphs and activations explain {size(explained)} of it"
     return [measured(f"{text}, {size(rest)} remain", "gpu_memory_engine_bytes", max(held), "bytes")] if rest > 0 else []
-
-
-def _since_ready(subject: Subject) -> list[Evidence]:
-    """Return how much the fullest GPU of the engine has grown since it began to serve: what its allocator kept."""
-    placed = subject.select("gpu_engine", SERVER_SCOPE)
-    found = subject.context.samples(f"gpuwatch_ledger_growth_bytes and on (host, uuid) {placed}")
-    if not subject.server or not found:
-        return []
-    grown = max(amount for _, amount in found)
-    text = f"the fullest GPU holds {size(grown)} more than a minute after the engine began to serve"
-    return [measured(text, "ledger_growth_bytes", grown, "bytes")] if grown > 0 else []
 
 
 def _engines_on(subject: Subject) -> list[Subject]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.context import ENGINE_SCOPE, GPU_SCOPE, SERVER_SCOPE
@@ -108,11 +109,18 @@ def engine_stalled(subject: Subject) -> Verdict:
     for name, value in (("running", running), ("waiting", waiting)):
         if value is not None:
             evidence.append(measured(f"{count(value)} requests {name}", f"engine_requests_{name}", value))
-    events = subject.events(*STALLS, seconds=900)
-    evidence += [logged(event) for event in events[-3:]]
     cause = (
         "The front end still answers, but the engine behind it makes no step: a scheduler or worker is dead or hangs."
     )
+    left = subject.now("engine_processes", SERVER_SCOPE)
+    before = subject.over("max_over_time", "engine_processes", f"{math.ceil(frozen) + 60}s", SERVER_SCOPE)
+    ended = left is not None and before is not None and left < before
+    if left is not None and before is not None and ended:
+        gone = f"{count(before - left)} of {count(before)} processes of the engine ended"
+        evidence.append(measured(f"{gone} about the time the page stood still", "engine_processes", left))
+        cause = f"The front end still answers, but a part of the engine behind it has died: {gone}."
+    events = subject.events(*STALLS, seconds=900)
+    evidence += [logged(event) for event in events[-3:]]
     if any(event.event == "nccl_timeout" for event in events):
         cause = "A collective operation between the ranks never ended; the engine makes no step."
     busy = _busy(subject)
@@ -123,7 +131,7 @@ def engine_stalled(subject: Subject) -> Verdict:
         )
     return Explanation(
         cause,
-        0.9 if events else 0.75,
+        0.9 if events or ended else 0.75,
         tuple(evidence),
         (Advice("restart the engine; before that, save the stacks (py-spy dump) of its scheduler and workers"),),
     )

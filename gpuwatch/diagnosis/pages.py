@@ -9,7 +9,7 @@ from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, measured, percent, told
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.observation import SOURCE_SCOPE
-from gpuwatch.engines.version import parse_version, show_version
+from gpuwatch.engines.version import show_version
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
@@ -149,7 +149,7 @@ def dp_labels(subject: Subject) -> Verdict:
 
 def prefix_metrics(subject: Subject) -> Verdict:
     """Explain prefix-cache metrics that are missing, or that count blocks."""
-    version = _version(subject)
+    version = subject.version
     shown = show_version(version) if version is not None else ""
     if subject.alert == IN_BLOCKS:
         return _in_blocks(subject, version, shown)
@@ -197,12 +197,6 @@ def _in_blocks(subject: Subject, version: Version | None, shown: str) -> Verdict
     )
     advice = (Advice(f"compare ratios only, or multiply by {count(block)}; a jump at the update to 0.9.0 is this"),)
     return Explanation(cause, 0.95 if known else 0.7, tuple(evidence), advice)
-
-
-def _version(subject: Subject) -> Version | None:
-    for labels, _ in subject.context.samples(subject.select("engine_info", SERVER_SCOPE)):
-        return parse_version(dict(labels).get("version", ""))
-    return None
 
 
 DIAGNOSES = (

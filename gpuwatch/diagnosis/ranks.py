@@ -19,7 +19,7 @@ from gpuwatch.diagnosis.explanation import (
     size,
 )
 from gpuwatch.diagnosis.finding import Advice
-from gpuwatch.diagnosis.group import LINK_BYTES, Rank, odd_ranks, ranks_of, throttled
+from gpuwatch.diagnosis.group import LINK_SPEED, Rank, odd_ranks, ranks_of, throttled
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
@@ -166,7 +166,11 @@ def _slow_link(slow: Rank, ranks: list[Rank], evidence: list[Evidence]) -> Verdi
         return Unknown("PCIe width and generation of at least two GPUs of the engine")
     factor = max(links) / slow.link
     if not evidence:
-        evidence = [measured(f"the PCIe link of GPU {slow.gpu}", "gpu_pcie_link_width", slow.link)]
+        evidence = [
+            measured(
+                f"the PCIe link of GPU {slow.gpu} carries {slow.link / 1e9:.1f} GB/s", LINK_SPEED, slow.link, "bytes/s"
+            )
+        ]
     return Explanation(
         f"The PCIe link of GPU {slow.gpu} is {factor:.0f} times slower than the fastest of this engine, "
         "and without NVLink all exchange between the ranks waits for it.",
@@ -260,7 +264,7 @@ def _link_shares(subject: Subject, ranks: list[Rank]) -> list[tuple[Rank, float,
         gpu = subject.context.about({**subject.labels, "uuid": rank.uuid})
         rate = gpu.over("rate", "gpu_pcie_transmit_bytes_total", "1m", GPU_SCOPE)
         if rate is not None and rank.link:
-            found.append((rank, rate / (rank.link * LINK_BYTES), rate))
+            found.append((rank, rate / rank.link, rate))
     return found
 
 

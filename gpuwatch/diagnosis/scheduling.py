@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.bounds import SMALLEST_CHUNK
 from gpuwatch.diagnosis.context import ENGINE_SCOPE, HOST_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, logged, measured, percent
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.engines.flag_versions import available
-from gpuwatch.engines.version import parse_version
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 STEP_SECONDS = 0.2
 """The longest step that is proposed: five tokens a second reach each reader while a prompt is computed."""
-SMALLEST_CHUNK = 512
-"""Smaller chunks waste the GPU on most models."""
 ROLES = {
     "api_server": "the API server, which tokenises, checks and streams",
     "scheduler": "the scheduler (engine core)",
@@ -112,18 +110,11 @@ def _smaller_steps(subject: Subject, chunk: float | None, speed: float) -> tuple
         advice.append(
             Advice("or let decoding share the steps with the prompt", "--enable-mixed-chunk", "false", "true")
         )
-    elif available("vllm", _version(subject), "long-prefill-token-threshold"):
+    elif available("vllm", subject.version, "long-prefill-token-threshold"):
         text = "or cap one prompt's share of a step, so that short prompts and decoding fit beside it"
         advice.append(Advice(text, "--long-prefill-token-threshold", _flag(subject), str(wanted)))
     advice.append(Advice("or send very long prompts to an engine of their own"))
     return tuple(advice)
-
-
-def _version(subject: Subject) -> tuple[int, int, int] | None:
-    for labels, _ in subject.context.samples(subject.select("engine_info", SERVER_SCOPE)):
-        return parse_version(dict(labels).get("version", ""))
-    fact = subject.fact("version")
-    return parse_version(str(fact.value)) if fact is not None else None
 
 
 def _flag(subject: Subject) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.diagnosis.capacity import pool_of, typical_length
 from gpuwatch.diagnosis.context import ENGINE_SCOPE, GPU_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
-from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, measured, percent
+from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, measured, percent, rate
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.model import label
 
@@ -37,11 +37,11 @@ def queue_growth(subject: Subject) -> Verdict:
     evidence = [
         measured(f"{count(waiting)} requests wait", "engine_requests_waiting", waiting),
         measured(f"{count(running)} requests run", "engine_requests_running", running),
-        measured(f"open requests grow by {growth:.2g} per second", "engine_requests_waiting", growth, "requests/s"),
+        measured(f"open requests grow by {rate(growth)} per second", "engine_requests_waiting", growth, "requests/s"),
     ]
     if ended is None:
         return Explanation(
-            f"Requests arrive faster than they end: open requests grow by {growth:.2g} per second.",
+            f"Requests arrive faster than they end: open requests grow by {rate(growth)} per second.",
             0.6,
             tuple(evidence),
             _take_more(subject, running),
@@ -49,9 +49,9 @@ def queue_growth(subject: Subject) -> Verdict:
     served = ended / 60
     arrivals = served + growth
     evidence.append(
-        measured(f"{served:.2g} requests per second end", "engine_requests_finished_total", served, "requests/s")
+        measured(f"{rate(served)} requests per second end", "engine_requests_finished_total", served, "requests/s")
     )
-    cause = f"{arrivals:.2g} requests per second arrive and {served:.2g} end"
+    cause = f"{rate(arrivals)} requests per second arrive and {rate(served)} end"
     if served > 0:
         now, later = waiting / served, (waiting + growth * LOOK_AHEAD) / served
         cause += f": a request that arrives now waits about {now:.0f} s, in 10 minutes {later:.0f} s if nothing changes"
@@ -60,8 +60,8 @@ def queue_growth(subject: Subject) -> Verdict:
         replicas = math.ceil(arrivals / served)
         advice.append(
             Advice(
-                f"or serve it with {replicas} replicas: {arrivals:.2g} requests per second are {arrivals / served:.1f} "
-                "times what this one ends"
+                f"or serve it with {replicas} replicas: {rate(arrivals)} requests per second are "
+                f"{arrivals / served:.1f} times what this one ends"
             )
         )
     advice.append(Advice(*_refuse(subject, waiting)))

@@ -1,107 +1,22 @@
-"""Xid errors: what the numbers mean, whose fault they are, and what to do.
-
-Source: NVIDIA, Xid Errors and its catalogue (docs.nvidia.com/deploy/xid-errors).
-"""
+"""Xid errors of a GPU, and faults that its own counters tell: what the card, its log lines and its twins say."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.context import GPU_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured
 from gpuwatch.diagnosis.finding import Advice
+from gpuwatch.diagnosis.xid_table import DETAILS, MEMORY, REPLACE, RESET, is_hardware, meaning_of, xid_of
 from gpuwatch.sources.nvml.xids import pci_address
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
     from gpuwatch.diagnosis.finding import Evidence
 
-Kind: TypeAlias = Literal["hardware", "program", "follows"]
-
 WINDOW = "10m"
 """The finding is kept for 5 minutes after an Xid of the last 5 minutes."""
-
-RESET = "drain the card and reset it: stop what uses it, then nvidia-smi --gpu-reset -i INDEX, or reboot"
-REPLACE = "if the same card reports it again after that, have it replaced; do not tune the engine"
-LINK = "check the card's seat, riser, power cables and power supply; it is often load that brings it about"
-BRIDGE = (
-    "see nvidia-smi nvlink -s and nvidia-smi nvlink -e; reseat bridges, check the fabric manager, reset the node's GPUs"
-)
-FIRMWARE = "update driver and firmware; after a GSP time-out the card answers only after a reset or a reboot"
-PROGRAM = "find the program that ran there (dmesg prints its pid); update engine and driver, try without new flags"
-REPEATS = "suspect the card only if this PCI address alone repeats it across programs and driver versions"
-
-
-@dataclass(frozen=True, slots=True)
-class Xid:
-    """One number of the catalogue."""
-
-    meaning: str
-    kind: Kind
-    advice: tuple[str, ...]
-
-
-_MEMORY = (RESET, REPLACE)
-_BUS = (LINK, RESET)
-_NVLINK = (BRIDGE, REPLACE)
-_GSP = (FIRMWARE, RESET)
-_SOFT = (PROGRAM, REPEATS)
-
-TABLE: dict[int, Xid] = {
-    8: Xid("GPU stopped processing", "program", _SOFT),
-    13: Xid("graphics engine exception: a kernel read or wrote out of bounds, or was illegal", "program", _SOFT),
-    31: Xid("GPU memory page fault: a kernel touched an address that is not mapped", "program", _SOFT),
-    32: Xid("invalid or corrupted push buffer", "program", _SOFT),
-    38: Xid("driver firmware error", "hardware", _GSP),
-    43: Xid("the GPU stopped a program's work", "program", _SOFT),
-    45: Xid("a program's work was removed early: it ended, or an earlier error ended it", "follows", _SOFT),
-    48: Xid("double-bit ECC error: memory contents are lost", "hardware", _MEMORY),
-    56: Xid("display engine error", "hardware", _MEMORY),
-    57: Xid("error while programming the video memory interface", "hardware", _MEMORY),
-    58: Xid("unstable video memory interface", "hardware", _MEMORY),
-    61: Xid("internal microcontroller breakpoint", "hardware", _GSP),
-    62: Xid("internal microcontroller halt", "hardware", _GSP),
-    63: Xid("a row of memory was marked for remapping, or a page retired", "hardware", _MEMORY),
-    64: Xid("a row could not be remapped, or a page not retired", "hardware", _MEMORY),
-    68: Xid("video decoder exception", "program", _SOFT),
-    69: Xid("graphics engine class error", "program", _SOFT),
-    74: Xid("NVLink error", "hardware", _NVLINK),
-    79: Xid("the GPU has fallen off the bus", "hardware", _BUS),
-    92: Xid("high rate of single-bit ECC errors", "hardware", _MEMORY),
-    94: Xid("contained ECC error: the program that used the memory is lost", "hardware", _MEMORY),
-    95: Xid("uncontained ECC error: results of all programs on the card are in doubt", "hardware", _MEMORY),
-    109: Xid("context switch time-out", "program", _SOFT),
-    110: Xid("security fault", "hardware", _GSP),
-    119: Xid("the GPU's own processor (GSP) does not answer the driver", "hardware", _GSP),
-    120: Xid("error of the GPU's own processor (GSP)", "hardware", _GSP),
-    121: Xid("error of the chip-to-chip link", "hardware", _NVLINK),
-    136: Xid("NVLink training error", "hardware", _NVLINK),
-    137: Xid("NVLink fault that another GPU or program caused", "program", _SOFT),
-    140: Xid("unrecovered ECC error", "hardware", _MEMORY),
-    143: Xid("the GPU could not be initialised", "hardware", _GSP),
-    144: Xid("NVLink error (SAW)", "hardware", _NVLINK),
-    145: Xid("NVLink error (RLW)", "hardware", _NVLINK),
-    146: Xid("NVLink error (TLW)", "hardware", _NVLINK),
-    147: Xid("NVLink error (TREX)", "hardware", _NVLINK),
-    148: Xid("NVLink error (NVLPW)", "hardware", _NVLINK),
-    149: Xid("NVLink error (NETIR)", "hardware", _NVLINK),
-    150: Xid("NVLink error (MSE)", "hardware", _NVLINK),
-    154: Xid("the driver now asks for a recovery action", "hardware", (RESET,)),
-    155: Xid("NVLink error", "hardware", _NVLINK),
-    156: Xid("a part of the card was retired", "hardware", _MEMORY),
-    157: Xid("a part of the card could not be retired", "hardware", _MEMORY),
-    158: Xid("fatal time-out of the GPU", "hardware", _BUS),
-    160: Xid("a memory channel was retired", "hardware", _MEMORY),
-    161: Xid("a memory channel could not be retired", "hardware", _MEMORY),
-    171: Xid("details of an ECC error in DRAM", "hardware", _MEMORY),
-    172: Xid("details of an ECC error in SRAM", "hardware", _MEMORY),
-}
-"""What is known by number."""
-
-DETAILS = frozenset({"63", "154", "171", "172"})
-"""Xids that tell more about another one, or what came of it."""
 
 ACTIONS = {
     1: "a reset of the GPU",
@@ -112,36 +27,31 @@ ACTIONS = {
 """NVML's recovery action (field 230)."""
 
 
-def meaning_of(code: str) -> str:
-    """Return what an Xid means in a few words; the empty string for an unknown number."""
-    known = TABLE.get(int(code)) if code.isdigit() else None
-    return known.meaning if known is not None else ""
-
-
 def seen_xids(subject: Subject, window: str = WINDOW) -> list[tuple[str, float]]:
     """Return (code, times) of the Xids of this GPU within `window`: hardware before others, causes before details."""
     expr = f"increase({subject.select('gpu_xid_errors_total', GPU_SCOPE)}[{window}]) > 0"
     found = [(dict(labels).get("xid", ""), times) for labels, times in subject.context.samples(expr)]
-    return sorted(found, key=lambda item: (_kind(item[0]) != "hardware", item[0] in DETAILS, len(item[0]), item[0]))
+    return sorted(found, key=_order)
 
 
-def _kind(code: str) -> Kind | None:
-    known = TABLE.get(int(code)) if code.isdigit() else None
-    return known.kind if known is not None else None
+def _order(item: tuple[str, float]) -> tuple[bool, bool, int, str]:
+    code = item[0]
+    return not is_hardware(code), code.isdigit() and int(code) in DETAILS, len(code), code
 
 
 def hardware(subject: Subject) -> Verdict:
     """Explain an Xid of the card, or a fault that its own counters tell."""
     gpu = subject.labels.get("gpu", "")
-    codes = [(code, times) for code, times in seen_xids(subject) if _kind(code) == "hardware"]
+    codes = [(code, times) for code, times in seen_xids(subject) if is_hardware(code)]
     counters, advice = _counters(subject)
     evidence = [*_xid_evidence(codes), *counters, *_lines(subject, {code for code, _ in codes})]
     if not codes and not counters:
         return Unknown("an Xid of the card, an uncorrected ECC error, or a recovery action that the driver asks for")
     if codes:
         main = codes[0][0]
-        advice = [*TABLE[int(main)].advice, *advice] if main.isdigit() and int(main) in TABLE else advice
-        cause = f"GPU {gpu} has a hardware fault: Xid {main}, {meaning_of(main) or 'not in the table'}."
+        known = xid_of(main)
+        advice = [*known.advice, *advice] if known is not None else advice
+        cause = f"GPU {gpu} has a hardware fault: Xid {main}, {meaning_of(main)}."
     else:
         cause = f"GPU {gpu} has a hardware fault: {counters[0].text}."
     using = _engines(subject)
@@ -154,7 +64,7 @@ def hardware(subject: Subject) -> Verdict:
 def software(subject: Subject) -> Verdict:
     """Explain an Xid that a program caused, or one whose number is not in the table."""
     gpu, code = subject.labels.get("gpu", ""), subject.labels.get("xid", "")
-    codes = [(each, times) for each, times in seen_xids(subject) if _kind(each) != "hardware"]
+    codes = [(each, times) for each, times in seen_xids(subject) if not is_hardware(each)]
     if not codes:
         return Unknown("an Xid of the last 10 minutes")
     main = code if any(code == each for each, _ in codes) else codes[0][0]
@@ -163,7 +73,7 @@ def software(subject: Subject) -> Verdict:
     if twins:
         text = f"the same Xid came from {count(len(twins))} other GPUs: one failing card is not the reason"
         evidence.append(measured(text, "gpu_xid_errors_total", float(len(twins))))
-    known = TABLE.get(int(main)) if main.isdigit() else None
+    known = xid_of(main)
     if known is None:
         cause = (
             f"GPU {gpu} reported Xid {main}, which is not in the table of gpuwatch; whose fault it is cannot be told."
@@ -213,7 +123,7 @@ def _counters(subject: Subject) -> tuple[list[Evidence], list[str]]:
     if errors:
         text = f"{count(max(1.0, errors))} uncorrected ECC errors in 10 minutes"
         evidence.append(measured(text, "gpu_ecc_errors_total", errors))
-        advice += _MEMORY
+        advice += MEMORY
     if subject.now("gpu_row_remap_failed", GPU_SCOPE) == 1:
         evidence.append(measured("a row of memory could not be remapped: no spare is left", "gpu_row_remap_failed", 1))
         advice += [REPLACE]

@@ -254,20 +254,24 @@ _NEAR = {"vllm": ((0, 31, 0), (0, 33, 0)), "sglang": ((0, 5, 22), (0, 5, 23))}
 _ALIKE = 0.84
 
 
-def misnamed_flag(engine: str, version: str, name: str) -> FlagProblem | None:
+def misnamed_flag(engine: str, version: str, name: str, *, refused: bool = False) -> FlagProblem | None:
     """Return why `name` (without dashes) is no flag of this engine; None where it is one, or where nobody knows.
 
-    A beginning of a flag's name counts, as argparse takes it, and so does ``no-``.
+    A beginning of a flag's name counts, as argparse takes it, and so does ``no-``. A version that is older than the
+    list may have flags that are in neither list; they are judged only where the engine has `refused` the name.
     """
     name = name.replace("_", "-")
     bare = name.removeprefix("no-")
     _, known = COMPLETE[engine]
+    parsed = parse_version(version)
+    low, high = _NEAR[engine]
     ours = known | FLAGS[engine].keys()
     if name in SAME[engine] and name not in known:
         here = SAME[engine][name]
         text = f"--{name} is a flag of {_TITLES[_OTHER[engine]]}; no version of {_TITLES[engine]} has it"
         return FlagProblem(name, "unknown", "", text, here if here.startswith("(") else f"--{here}")
-    if any(each in ours or _begins(each, known) for each in (name, bare)):
+    judged = refused or parsed is None or parsed >= low
+    if not judged or any(each in ours or _begins(each, known) for each in (name, bare)):
         return None
     if bare in COMPLETE[_OTHER[engine]][1]:
         return FlagProblem(
@@ -276,8 +280,6 @@ def misnamed_flag(engine: str, version: str, name: str) -> FlagProblem | None:
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=_ALIKE)
     if close:
         return FlagProblem(name, "unknown", "", f"{_TITLES[engine]} has no --{name}", f"--{close[0]}")
-    parsed = parse_version(version)
-    low, high = _NEAR[engine]
     if parsed is not None and low <= parsed <= high:
         return FlagProblem(name, "unknown", "", f"{_TITLES[engine]} {version} has no --{name}")
     return None

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import threading
-import zlib
 from typing import TYPE_CHECKING
 
+from gpuwatch.exporter.http_message import zipped
 from gpuwatch.exporter.render import Renderer
 
 if TYPE_CHECKING:
     from gpuwatch.exporter.render import Format
     from gpuwatch.store import Column
-
-GZIP_LEVEL = 1
-"""A page of 300 KB shrinks to a tenth at level 1 already; more would take several times as long."""
-_GZIP_WINDOW = 31
 
 
 class Exposition:
@@ -50,10 +46,5 @@ class Exposition:
                 page = self._pages.get((form, False)) or self._renderers[form].page(columns)
                 self._pages[form, False] = page
                 if gzip:
-                    page = self._pages[form, True] = _compressed(page)
+                    page = self._pages[form, True] = zipped(page)
             return page
-
-
-def _compressed(data: bytes) -> bytes:
-    zipper = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
-    return zipper.compress(data) + zipper.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -73,7 +74,7 @@ class Arrangement:
         bits = everything.view(np.uint64)
         alive = (bits != STALE_BITS) & (bits != HOLE_BITS)
         labels = [column.labels for column in columns]
-        same = len(labels) == len(self._labels) and all(map(_is, labels, self._labels))
+        same = len(labels) == len(self._labels) and all(map(operator.is_, labels, self._labels))
         if not same or not np.array_equal(alive, self._alive):
             self._labels, self._alive = labels, alive
             self._arrange()
@@ -95,10 +96,6 @@ class Arrangement:
         self.rows = tuple(row for _, row in rows)
         self._places = np.fromiter((row.place for row in self.rows), dtype=np.intp, count=len(self.rows))
         self.version += 1
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
 
 
 def _printable(value: str) -> str:

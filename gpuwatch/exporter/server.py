@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpuwatch.config import ConfigError
 from gpuwatch.exporter import listen, tls
+from gpuwatch.exporter.accept import Acceptor
 from gpuwatch.exporter.access import Bucket, Passwords
 from gpuwatch.exporter.http_message import (
     MAX_HEAD,
@@ -31,6 +32,8 @@ from gpuwatch.exporter.webconfig import WebConfig, load_web_config
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Sequence
+
+    from gpuwatch.exporter.webconfig import TlsConfig
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +112,7 @@ class Server:
         self._passwords = Passwords({})
         self._bucket = Bucket(None, 0.0)
         self._seen: object = None
+        self._watched: TlsConfig | None = None
         self._use(self._prepare())
         self._socket = listen.bind(address)
         self._local = listen.is_local(self._socket)
@@ -116,7 +120,6 @@ class Server:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="web-worker")
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
-        self._server: asyncio.AbstractServer | None = None
         self._thread = threading.Thread(target=self._run, name="web", daemon=True)
 
     @property
@@ -164,7 +167,6 @@ class Server:
         def change() -> None:
             self._names = tuple(name.lower() for name in names)
             self._use(prepared)
-            self._loop.create_task(self._listen())  # kept by the set of all tasks until it is done
 
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(change)
@@ -173,8 +175,15 @@ class Server:
 
     def _prepare(self) -> Prepared:
         """Read the web configuration and all it names."""
-        seen = self._signature()
+        return self._build(*self._read())
+
+    def _read(self) -> tuple[object, WebConfig]:
+        """Return the signature of the web configuration, taken before what it names is read, and what it says."""
+        own = self._signature(None)
         web = load_web_config(self._web_path) if self._web_path else WebConfig()
+        return (own, self._signature(web.tls)), web
+
+    def _build(self, seen: object, web: WebConfig) -> Prepared:
         try:
             context = tls.make_context(web.tls) if web.tls is not None else None
             passwords = Passwords(web.users)
@@ -184,34 +193,35 @@ class Server:
 
     def _use(self, prepared: Prepared) -> None:
         web = self._web = prepared.web
+        self._watched = web.tls
         self._context, self._passwords, self._seen = prepared.context, prepared.passwords, prepared.seen
         self._bucket = Bucket(web.rate, time.monotonic())
         warning = tls.expiry_warning(web.tls, time.time()) if web.tls is not None else ""
         if warning:
             log.error("%s", warning)
 
-    def _signature(self) -> object:
-        """Return what changes when a file is written or replaced."""
+    def _signature(self, settings: TlsConfig | None) -> object:
+        """Return what changes when the web configuration, or a file that `settings` name, is written or replaced."""
         marks: list[object] = []
-        for name in (self._web_path, *(self._web.tls.files if self._web.tls is not None else ())):
+        for name in settings.files if settings is not None else (self._web_path,):
             try:
                 found = Path(name).stat() if name else None
                 marks.append((name, found.st_mtime_ns, found.st_size, found.st_ino) if found else name)
             except OSError as error:
                 marks.append((name, error.errno))
-        return marks
+        return tuple(marks)
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            seen = self._signature()
+            seen: object = (self._signature(None), self._signature(self._watched))
             if seen == self._seen:
                 continue
             try:
-                self._use(self._prepare())
-                await self._listen()
-                self._seen = self._signature()
-            except ConfigError as error:
+                seen, web = self._read()
+                self._watched = web.tls
+                self._use(self._build(seen, web))
+            except (ConfigError, OSError) as error:
                 log.error("%s; the web configuration before it stays in force", error)  # noqa: TRY400  # one line, no traceback
                 self._seen = seen
 
@@ -223,13 +233,14 @@ class Server:
 
     async def _main(self) -> None:
         watch = asyncio.ensure_future(self._watch())
+        acceptor = Acceptor(
+            self._socket, self._serve, lambda: self._context, handshake=self._limits.handshake, limit=MAX_HEAD
+        )
         try:
-            await self._listen()
             await self._ended.wait()
         finally:
             watch.cancel()
-            if self._server is not None:
-                self._server.close()
+            acceptor.close()
             for connection in list(self._connections):
                 connection.abort()
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -237,25 +248,6 @@ class Server:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.sleep(0)  # what was aborted is closed in the next round
-
-    async def _listen(self) -> None:
-        """Accept connections with the present settings; those that are open keep theirs."""
-        before = self._server
-        own = self._socket.dup()
-        try:
-            self._server = await asyncio.start_server(
-                self._serve,
-                sock=own,
-                limit=MAX_HEAD,
-                backlog=listen.BACKLOG,
-                ssl=self._context,
-                ssl_handshake_timeout=self._limits.handshake if self._context is not None else None,
-            )
-        except BaseException:
-            own.close()
-            raise
-        if before is not None:
-            before.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = _Connection(self, reader, writer)
@@ -308,17 +300,20 @@ class Server:
         """Return the answer to a request and the headers that go with every answer."""
         extra = tuple({**dict(_HEADERS), **dict(self._web.headers)}.items())
         response = self.refusal(request, peer)
-        if response is None and not await self.logged_in(request):
-            response = refused(401, "log in", ("WWW-Authenticate", 'Basic realm="gpuwatch", charset="UTF-8"'))
         if response is None:
             try:
-                response = await asyncio.wait_for(self._application(request), self._limits.answer)
+                response = await asyncio.wait_for(self._answer(request), self._limits.answer)
             except asyncio.TimeoutError:
                 response = refused(503, f"no answer within {self._limits.answer:g} s")
             except Exception:
                 log.exception("a request failed: %s", request.path)
                 response = refused(500, "internal error; the log says more")
         return response, extra
+
+    async def _answer(self, request: Request) -> Response:
+        if not await self.logged_in(request):
+            return refused(401, "log in", ("WWW-Authenticate", 'Basic realm="gpuwatch", charset="UTF-8"'))
+        return await self._application(request)
 
     @property
     def limits(self) -> Limits:

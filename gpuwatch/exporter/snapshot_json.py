@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import Field, dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from gpuwatch import __version__
@@ -129,7 +130,7 @@ class _Shape:
     def encode(self, item: Any) -> dict[str, Any]:
         """Return the object of `item`."""
         data = {}
-        for entry in self._entries():
+        for entry in self._entries:
             value = getattr(item, entry.name)
             way = self.ways.get(entry.name)
             data[self.keys.get(entry.name, entry.name)] = way[0](value) if way is not None else value
@@ -138,13 +139,14 @@ class _Shape:
     def decode(self, data: Any) -> Any:
         """Return the item of an object."""
         values = {}
-        for entry in self._entries():
+        for entry in self._entries:
             key = self.keys.get(entry.name, entry.name)
             if key in data:
                 way = self.ways.get(entry.name)
                 values[entry.name] = way[1](data[key]) if way is not None else _plain(data[key], str(entry.type), key)
         return self.cls(**values)
 
+    @cached_property
     def _entries(self) -> list[Field[Any]]:
         return [entry for entry in fields(self.cls) if entry.name not in self.left_out]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.ledger.fields import ModelConfigError
-from gpuwatch.ledger.known import KNOWN, find
+from gpuwatch.ledger.known import find, known_models
 from gpuwatch.ledger.reading import read_model
 
 if TYPE_CHECKING:
@@ -36,9 +36,10 @@ def load(name: str) -> tuple[Model, float | None]:
     known = find(name)
     if known is not None:
         return read_model(known.config, known.name), None
+    names = [entry.name for entry in known_models().values()]
     raise ModelConfigError(
-        f"{name!r} is neither a folder nor a file nor one of the {len(KNOWN)} models known by name; give the folder or "
-        f"config.json of the model (known, for example: {', '.join([entry.name for entry in KNOWN.values()][:3])})"
+        f"{name!r} is neither a folder nor a file nor one of the {len(names)} models known by name; give the folder or "
+        f"config.json of the model (known, for example: {', '.join(names[:3])})"
     )
 
 

@@ -7,6 +7,7 @@ that address confirms layers, KV heads and head dimension.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 # name | layers | q heads | kv heads | head dim | hidden | intermediate | vocab | tied | context | more | seen
@@ -147,14 +148,18 @@ _EXTRAS: dict[str, Any] = {
     **{method: _stored(method) for method in _STORED},
 }
 
-KNOWN: dict[str, Known] = {known.name.lower(): known for known in map(_read, _ROWS.strip().splitlines())}
-"""Models by lower-case name."""
+
+@cache
+def known_models() -> dict[str, Known]:
+    """Return the models by lower-case name, read when they are first asked for."""
+    return {known.name.lower(): known for known in map(_read, _ROWS.strip().splitlines())}
 
 
 def find(name: str) -> Known | None:
     """Return a model by its name, with or without its owner; None when it is not known or not unique."""
     wanted = name.lower().rstrip("/")
-    if wanted in KNOWN:
-        return KNOWN[wanted]
-    short = [known for full, known in KNOWN.items() if full.rsplit("/", 1)[-1] == wanted]
+    models = known_models()
+    if wanted in models:
+        return models[wanted]
+    short = [known for full, known in models.items() if full.rsplit("/", 1)[-1] == wanted]
     return short[0] if len(short) == 1 else None

@@ -76,7 +76,7 @@ class Layout:
         """Return the tokens that the engine prints for `blocks` blocks.
 
         One group: blocks times block size. Several groups: up to 0.19 the blocks are divided by the number of groups,
-        from 0.21 on it is the concurrency times the longest request.
+        from 0.21 on it is the concurrency times the longest request, as it is here for linear layers alone.
         """
         settings = self.settings
         first = self.groups[0]
@@ -85,7 +85,9 @@ class Layout:
                 return int(self.concurrency(blocks) * settings.max_model_len)
             return blocks * first.block_size * settings.dcp
         if settings.version and settings.version < (0, 21):
-            return blocks // len(self.groups) * min(group.block_size for group in self.groups if group.kind != "linear")
+            sizes = [group.block_size for group in self.groups if group.kind != "linear"]
+            if sizes:
+                return blocks // len(self.groups) * min(sizes)
         return int(self.concurrency(blocks) * settings.max_model_len)
 
     def bytes_per_request(self, tokens: int) -> int:

@@ -54,11 +54,36 @@ def layer_kinds(fields: Fields, count: int) -> list[str]:
     pattern = fields.text("hybrid_override_pattern")
     if pattern:
         return [_PATTERN.get(letter, FULL) for letter in pattern[:count]]
+    if is_state_space(fields):
+        return [LINEAR] * count
     for known in (_by_index, _by_period, _by_window):
         kinds = known(fields, count)
         if kinds:
             return kinds
     return [FULL] * count
+
+
+def is_state_space(fields: Fields) -> bool:
+    """Return whether the model is a Mamba without any attention: it has a state and no attention heads.
+
+    Their layers are mixers alone, without a feed-forward part (``MambaConfig``, ``FalconMambaConfig``,
+    ``Mamba2Config``).
+    """
+    return bool(fields.number("state_size")) and fields.number("num_attention_heads") is None
+
+
+def mamba2_heads(fields: Fields) -> tuple[int, int]:
+    """Return (heads, size of one) of a Mamba-2 mixer; 0 for what the config does not say, as for every Mamba-1."""
+    pure = is_state_space(fields)
+    heads = fields.number("mamba_n_heads") or fields.number("mamba_num_heads")
+    head = fields.number("mamba_d_head") or fields.number("mamba_head_dim")
+    return (heads or (pure and fields.number("num_heads")) or 0, head or (pure and fields.number("head_dim")) or 0)
+
+
+def mamba1_width(fields: Fields) -> int:
+    """Return the inner width of a Mamba-1 mixer; where the model is nothing else, the config states it."""
+    inner = fields.number("intermediate_size") if fields.number("state_size") else None
+    return inner or (fields.number("mamba_expand") or fields.number("expand") or 2) * fields.hidden
 
 
 def _kind_of(name: object, fields: Fields) -> str:
@@ -192,11 +217,10 @@ def _kimi_delta(fields: Fields) -> tuple[State, ...]:
 
 
 def _mamba2(fields: Fields) -> tuple[State, ...]:
-    heads = fields.number("mamba_n_heads") or fields.number("mamba_num_heads")
-    size = fields.number("mamba_d_state") or fields.number("ssm_state_size")
+    heads, head = mamba2_heads(fields)
+    size = fields.number("mamba_d_state") or fields.number("ssm_state_size") or fields.number("state_size")
     if not heads or not size:
         return ()
-    head = fields.number("mamba_d_head") or fields.number("mamba_head_dim")
     inner = heads * head if head else (fields.number("mamba_expand") or 2) * fields.hidden
     head = head or inner // heads
     groups = fields.number("mamba_n_groups") or fields.number("n_groups") or 1
@@ -209,8 +233,7 @@ def _mamba1(fields: Fields) -> tuple[State, ...]:
     size = fields.number("mamba_d_state") or fields.number("state_size")
     if not size:
         return ()
-    inner = fields.number("intermediate_size") if fields.number("state_size") else None
-    inner = inner or (fields.number("mamba_expand") or fields.number("expand") or 2) * fields.hidden
+    inner = mamba1_width(fields)
     kernel = fields.number("mamba_d_conv") or fields.number("conv_kernel") or 4
     return State(inner * (kernel - 1)), State(inner * size, bytes_each=_state_bytes(fields))
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gpuwatch.ledger.budget import Deployment
 
-Verdict: TypeAlias = Literal["fits", "tight", "does_not_fit"]
+Verdict: TypeAlias = Literal["fits", "tight", "unknown", "does_not_fit"]
 
 PARTS = ("weights", "kv_cache", "activations", "graphs", "context", "communication")
 ERRORS = {"weights": 0.01, "kv_cache": 0.02, "activations": 0.35, "graphs": 0.6, "context": 0.5, "communication": 0.5}
@@ -82,11 +82,14 @@ def verdict_of(engines: Sequence[Engine]) -> Verdict:
     """Judge whether `engines` fit on their cards together.
 
     It does not fit when the parts are more than the card. It is tight when they would be with a KV cache of `GROWTH`
-    times the size and what unpacking a 4-bit cache takes, within the part of the card that the engine may use.
+    times the size and what unpacking a 4-bit cache takes, within the part of the card that the engine may use. It is
+    unknown where a config lacks a field that is needed and the parts that could be computed are less than the card.
     """
     card = card_of(engines)
     if card.total > card.capacity:
         return "does_not_fit"
+    if any(engine.model.missing for engine in engines):
+        return "unknown"
     peak = card.total + (GROWTH - 1) * card.components["kv_cache"] + sum(e.unpacked_bytes for e in engines)
     usable = card.capacity * max(engine.deployment.fraction for engine in engines)
     return "fits" if peak <= usable else "tight"
@@ -172,12 +175,15 @@ def error_band(card: Card) -> float:
 
 
 def fewest_gpus(engines: Sequence[Engine]) -> int | None:
-    """Return the fewest cards, 1, 2, 4 …, on which the engines fit, or fit tightly, with tensor parallelism."""
+    """Return the fewest cards, 1, 2, 4 …, on which the engines fit, or fit tightly, with tensor parallelism.
+
+    None where there are none up to `MOST_GPUS`, and where a config lacks what it takes to know.
+    """
     most = 1 if any(engine.deployment.mig for engine in engines) else MOST_GPUS
     count = 1
     while count <= most:
         tried = [at_tp(engine, count) for engine in engines]
-        if all(possible_tp(engine) for engine in tried) and verdict_of(tried) != "does_not_fit":
+        if all(possible_tp(engine) for engine in tried) and verdict_of(tried) in ("fits", "tight"):
             return count
         count *= 2
     return None

@@ -56,9 +56,7 @@ def _sglang(model: Model, deployment: Deployment, available: float) -> Pool:
     linear = sum(group.count for group in model.layers if group.kind == "linear" and group.states)
     pool = max(0.0, available)
     if not cell:
-        states = sum(
-            group.count * state_bytes(group, model, deployment.tp) for group in model.layers if group.kind == "linear"
-        )
+        states = _sglang_states(model, deployment)
         slots = int(pool // states) if states else 0
         return Pool(slots * float(states), 0, float(slots))
     if linear:
@@ -66,6 +64,12 @@ def _sglang(model: Model, deployment: Deployment, available: float) -> Pool:
     tokens = int(pool // cell)
     tokens -= tokens % deployment.block_size
     return Pool(tokens * cell, tokens, tokens / deployment.context)
+
+
+def _sglang_states(model: Model, deployment: Deployment) -> int:
+    """Return the bytes of the states of one request on one rank."""
+    linear = (group for group in model.layers if group.kind == "linear")
+    return sum(group.count * state_bytes(group, model, deployment.tp) for group in linear)
 
 
 def sglang_cell(model: Model, deployment: Deployment) -> float:
@@ -86,7 +90,7 @@ def sglang_cell(model: Model, deployment: Deployment) -> float:
 def request_bytes(model: Model, deployment: Deployment, tokens: int) -> float:
     """Return the bytes that one request of `tokens` tokens takes on one rank, the null block of vLLM not included."""
     if deployment.engine == "sglang":
-        return sglang_cell(model, deployment) * tokens
+        return sglang_cell(model, deployment) * tokens + _sglang_states(model, deployment)
     return layout(model, deployment.kv_settings).bytes_per_request(tokens)
 
 
@@ -96,10 +100,13 @@ def spare_bytes(model: Model, deployment: Deployment) -> float:
 
 
 def longest_context(model: Model, deployment: Deployment, available: float) -> int:
-    """Return the longest single request that `available` bytes hold, found by halving; 0 when none does."""
+    """Return the longest single request that `available` bytes hold, found by halving; 0 when none does.
+
+    A model of states alone holds requests of any length: `LONGEST`.
+    """
     if deployment.engine == "sglang":
         pool = pool_of(model, deployment, available)
-        return pool.tokens
+        return pool.tokens if model.attention else LONGEST * (pool.concurrency >= 1)
     plan = layout(model, deployment.kv_settings)
     low, high = 0, LONGEST
     while low < high:

@@ -51,7 +51,7 @@ def model_of(facts: Mapping[str, Value]) -> Model | None:
 
 
 def engine_of(kind: str, facts: Mapping[str, Value], capacity: float) -> Engine | None:
-    """Return a running engine as the plan sees one; None where its model or version is not known.
+    """Return a running engine as the plan sees one; None where it lacks its version or a part of its model.
 
     Args:
         kind: ``vllm`` or ``sglang``.
@@ -59,7 +59,7 @@ def engine_of(kind: str, facts: Mapping[str, Value], capacity: float) -> Engine 
         capacity: Memory of one of its GPUs in bytes.
     """
     model, version = model_of(facts), parse_version(str(facts.get("version", "")))
-    if model is None or version is None or kind not in ("vllm", "sglang"):
+    if model is None or model.missing or version is None or kind not in ("vllm", "sglang"):
         return None
     quantisation = str(facts.get("quantization", ""))
     if quantisation and model.quantisation is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.ledger.fields import Fields
-from gpuwatch.ledger.layers import grouped, layer_kinds
+from gpuwatch.ledger.layers import grouped, is_state_space, layer_kinds, mamba1_width, mamba2_heads
 from gpuwatch.ledger.model import Experts, Model
 from gpuwatch.ledger.quantisation import quantisation_of
 from gpuwatch.ledger.towers import tower_parameters
@@ -41,7 +41,7 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
     count = fields.need("num_hidden_layers")
     shared = fields.number("num_kv_shared_layers") or 0
     kinds = layer_kinds(fields, count)[: count - shared] if shared < count else []
-    hidden, heads = fields.hidden, fields.q_heads
+    hidden, heads = fields.hidden, 0 if is_state_space(fields) else fields.q_heads
     layers = grouped(kinds, fields)
     scaling = fields.part("rope_scaling") or fields.part("rope_parameters")
     kind = (scaling.text("rope_type") or scaling.text("type")) if scaling else ""
@@ -98,7 +98,7 @@ def _experts(fields: Fields, count: int) -> tuple[int, Experts | None]:
     """Return the number of layers without experts, and the experts."""
     experts = fields.number("num_experts")
     if not experts:
-        return count, None
+        return 0 if is_state_space(fields) else count, None
     dense = fields.number("first_k_dense_replace") or 0
     every = (
         fields.number("decoder_sparse_step")
@@ -148,10 +148,8 @@ def _mixer(fields: Fields, hidden: int) -> int:
     size = fields.number("mamba_d_state") or fields.number("ssm_state_size") or fields.number("state_size")
     if not size:
         return 0
-    heads = fields.number("mamba_n_heads") or fields.number("mamba_num_heads")
-    head = fields.number("mamba_d_head") or fields.number("mamba_head_dim")
-    expand = fields.number("mamba_expand") or fields.number("expand") or 2
-    inner = heads * head if heads and head else expand * hidden
+    heads, head = mamba2_heads(fields)
+    inner = heads * head if heads and head else mamba1_width(fields)
     kernel = fields.number("mamba_d_conv") or fields.number("conv_kernel") or 4
     if heads:
         groups = fields.number("mamba_n_groups") or fields.number("n_groups") or 1

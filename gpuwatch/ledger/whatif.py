@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gpuwatch.ledger.budget import GIB
 from gpuwatch.ledger.kv import element_bytes
 from gpuwatch.ledger.need import Engine, with_weights
 from gpuwatch.ledger.plan import capacity_of, card_of, possible_tp, verdict_of
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     from gpuwatch.ledger.model import Model
 
-GIB = 2**30
 HIGHEST_FRACTION = 0.97
 FRACTION_STEP = 0.03
 RECENT_TOKENS = 4096
@@ -133,7 +133,7 @@ def _pairs(singles: Sequence[Change]) -> Iterator[Change]:
 
 
 def _order(row: Row) -> int:
-    return {"fits": 0, "tight": 1, "does_not_fit": 2}[row.verdict]
+    return {"fits": 0, "tight": 1, "unknown": 2, "does_not_fit": 3}[row.verdict]
 
 
 def _gain(row: Row, base: Row) -> float:

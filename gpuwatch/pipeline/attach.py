@@ -114,14 +114,14 @@ class Attached:
             return self._stale()
         self.error = ""
         self._read_at = self._clock.monotonic()
-        old, self.last = self.last, snapshot
+        old = self.last
         if old is not None and old.started != snapshot.started:
             self._lines.clear()
         known = {line for line in self._lines if line.time >= newest}
         self._lines.extend(line for line in snapshot.lines if line not in known)
+        self.last = replace(snapshot, mode="attached", lines=tuple(self._lines))
         if old is not None and old.time == snapshot.time and old.started == snapshot.started and not before:
             return None  # the daemon has not ticked since; the screen counts the seconds
-        self.last = replace(snapshot, mode="attached", lines=tuple(self._lines))
         return self.last
 
     def _stale(self) -> Snapshot:

@@ -202,11 +202,11 @@ class Collector:
             named = any(item.server in ("", engine.server) for item in self._config.logs)
             if followed and engine.log and not named:
                 self._add_log(engine.log, engine.server)
-            if followed and self._launched.get(engine.server) != (engine.pid, engine.flags):
-                self._launched[engine.server] = (engine.pid, engine.flags)
-                batches.append(
-                    launch_facts(engine, self._clock.now(), self._models.get((engine.server, engine.pid), ()))
-                )
+            model = self._models.get((engine.server, engine.pid), ())
+            launch = (engine.pid, engine.flags, model)
+            if followed and self._launched.get(engine.server) != launch:
+                self._launched[engine.server] = launch
+                batches.append(launch_facts(engine, self._clock.now(), model))
         return batches
 
     def _read_models(self, found: Discovered) -> None:

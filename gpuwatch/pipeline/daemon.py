@@ -6,13 +6,12 @@ import logging
 import threading
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuwatch.alerts.rulefile import load, shipped_paths
 from gpuwatch.config import ConfigError
 from gpuwatch.exporter.exposition import Exposition
 from gpuwatch.pipeline.live import Live
+from gpuwatch.pipeline.rules import rules_in_use
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,18 +144,28 @@ class Daemon:
         Raises:
             ConfigError: It cannot be used, or one of its rule files has a problem; everything stays as it was.
         """
-        rules = load(shipped_paths(), [Path(name) for name in config.rules])
+        rules = rules_in_use(config)
         if rules.problems:
             raise ConfigError(str(rules.problems[0]))
+        taken = self.live.reconfigure(config, rules)
         try:
-            self.live.reconfigure(config, rules).result(RELOAD_SECONDS)
+            taken.result(RELOAD_SECONDS)
         except FutureTimeoutError:
-            raise ConfigError(f"the pipeline did not take it within {RELOAD_SECONDS:g} s") from None
+            if taken.cancel():
+                raise ConfigError(f"the pipeline did not take it within {RELOAD_SECONDS:g} s") from None
+            _wait_for(taken)  # it is being taken, and cannot be kept from it any more
         old = self.config
         kept = {name: getattr(old, name) for name in _names(config) if name not in RELOADED}
         changed = tuple(name for name, value in kept.items() if value != getattr(config, name))
         self.config = replace(config, **kept)
         return changed
+
+
+def _wait_for(taken: Future[None]) -> None:
+    try:
+        taken.result(RELOAD_SECONDS)
+    except FutureTimeoutError:
+        raise ConfigError(f"the pipeline is at it for {RELOAD_SECONDS:g} s and not done") from None
 
 
 def _names(config: Config) -> list[str]:

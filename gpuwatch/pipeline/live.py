@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuwatch import __version__
-from gpuwatch.alerts.rulefile import load, shipped_paths
 from gpuwatch.pipeline.collect import Collector
 from gpuwatch.pipeline.core import Pipeline, Settings
 from gpuwatch.pipeline.feed import Questions, Subscribers
+from gpuwatch.pipeline.rules import load_rules
 from gpuwatch.pipeline.runner import until_next
 from gpuwatch.recording import Header, Writer
 from gpuwatch.snapshot import Recording
@@ -32,14 +31,6 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 2.0
 TICK_PHASE = 0.25
 """When the tick comes, as a share of an interval: sources are polled at its beginning, most answer by then."""
-
-
-def load_rules(config: Config) -> RuleSet:
-    """Load the shipped rules and the user's; problems are in the set and said on stderr."""
-    rules = load(shipped_paths(), [Path(name) for name in config.rules])
-    for problem in rules.problems:
-        log.error("%s", problem)
-    return rules
 
 
 class Live:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwatch.ledger.predict import engine_of, predict
 from gpuwatch.model import Batch, Labels, series
 
 if TYPE_CHECKING:
@@ -55,6 +54,8 @@ class Predictions:
         if capacity is None or not _launch_is_known(facts, server):
             return []
         values = {"version": version, **{key: fact.value for key, fact in known.items()}}
+        from gpuwatch.ledger.predict import engine_of, predict  # noqa: PLC0415  # memory of those who watch no engine
+
         engine = engine_of(kind, values, capacity)
         if engine is None:
             return []

@@ -37,13 +37,18 @@ def replay(path: str | Path, rules: RuleSet) -> Iterator[TickResult]:
     Raises:
         RecordingError: the file cannot be read or is no recording.
     """
-    reader = Reader(path)
+    for _, result in played(Reader(path), rules):
+        yield result
+
+
+def played(reader: Reader, rules: RuleSet) -> Iterator[tuple[Pipeline, TickResult]]:
+    """Play what `reader` reads as fast as it goes; yield the pipeline and its result after every tick."""
     pipeline: Pipeline | None = None
     for tick in reader.ticks():
         if pipeline is None:
             settings = Settings(reader.header.host, "replay", reader.header.interval, HISTORY_MS)
             pipeline = Pipeline(settings, rules, tick.time)
-        yield pipeline.tick(tick.time, tick.batches)
+        yield pipeline, pipeline.tick(tick.time, tick.batches)
 
 
 class Replay:

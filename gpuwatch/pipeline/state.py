@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.alerts.state import Saved
+from gpuwatch.config import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,11 +33,17 @@ def default_path(port: int) -> Path:
     """Return where the state of the daemon on `port` is kept where nothing else is said.
 
     systemd's ``StateDirectory`` comes first, then the user's state folder (XDG Base Directory Specification).
+
+    Raises:
+        ConfigError: There is neither, and no home directory.
     """
     folder = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
     if not folder:
         base = os.environ.get("XDG_STATE_HOME", "")
-        folder = str((Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "gpuwatch")
+        try:
+            folder = str((Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "gpuwatch")
+        except RuntimeError:
+            raise ConfigError("no home directory for the state file; give --state FILE, or --state off") from None
     return Path(folder) / f"serve-{port}.json"
 
 

@@ -1,6 +1,6 @@
 """Templates of annotations and labels: the part of Go's text/template that rule files use.
 
-A template is parsed once, when its rule is loaded, and everything that can be known then is refused then. Functions:
+Everything that can be known before a template is rendered is refused when it is parsed. Functions:
 https://prometheus.io/docs/prometheus/2.42/configuration/template_reference/.
 """
 
@@ -78,9 +78,9 @@ class Template:
         return text
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def parse(text: str) -> Template:
-    """Parse a template.
+    """Parse a template; those used last are kept.
 
     Raises:
         PromQLError: The template is malformed, or uses something that is not supported.

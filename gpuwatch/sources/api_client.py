@@ -136,6 +136,38 @@ class _Adapter(HTTPAdapter):
         return manager
 
 
+class _Session(requests.Session):
+    """A session whose redirects change no request and take no secret to another server.
+
+    `given` are the headers of the present request that its caller gave; any of them may be a secret.
+    """
+
+    given: frozenset[str] = frozenset()
+
+    def rebuild_method(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        """Refuse a redirect that would turn a POST into a GET without its form, as 301, 302 and 303 do.
+
+        Raises:
+            SourceError: it would.
+        """
+        before = prepared_request.method
+        super().rebuild_method(prepared_request, response)
+        if prepared_request.method != before:
+            target = show_url(prepared_request.url or "")
+            raise SourceError(
+                Reason.FAILED,
+                f"{show_url(response.url)} redirects with {response.status_code} to {target}, which loses what was "
+                "sent; give the address that it points to",
+            )
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        """Leave all given headers out of a request to another server; nothing is taken from ``~/.netrc``."""
+        before, after = response.request.url, prepared_request.url
+        if self.should_strip_auth(before, after):  # type: ignore[no-untyped-call]  # the stubs leave its types out
+            for name in self.given:
+                prepared_request.headers.pop(name, None)
+
+
 def _as_given(request: requests.PreparedRequest) -> requests.PreparedRequest:
     """Leave the Authorization header alone: without an `auth` of its own, requests replaces it from ``~/.netrc``."""
     return request
@@ -165,7 +197,7 @@ class ApiClient:
         self.timeout = timeout
         self._headers = headers if callable(headers) else lambda: headers or {}
         self._deadline = Deadline()
-        self._session = requests.Session()
+        self._session = _Session()
         self._session.auth = _as_given
         self._session.headers["User-Agent"] = "gpuwatch"
         self._session.verify = verify
@@ -191,19 +223,22 @@ class ApiClient:
         """POST `form` or `json` to `path`, or GET it where neither is given.
 
         Raises:
-            SourceError: Nothing answered, not in time, too much, or a secret cannot be read.
+            SourceError: Nothing answered, not in time, too much, a redirect that loses what was sent, or a secret that
+                cannot be read.
         """
         url = self.base + path
         method = "GET" if form is None and json is None else "POST"
         self._deadline.start(self.timeout)
         parts, size = [], 0
         try:
+            headers = self._headers()
+            self._session.given = frozenset(headers)
             with self._session.request(
                 method,
                 url,
                 data=form,
                 json=json,
-                headers=self._headers(),
+                headers=headers,
                 timeout=self.timeout,
                 stream=True,
                 verify=self._session.verify,  # else REQUESTS_CA_BUNDLE would count more than a named file

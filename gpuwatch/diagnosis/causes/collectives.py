@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, group, line, number, ruled_out
-from gpuwatch.diagnosis.explanation import MIB, Explanation, count, size
+from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, group, number, ruled_out
+from gpuwatch.diagnosis.explanation import MIB, Explanation, count, logged, size
 from gpuwatch.diagnosis.finding import Evidence, NotEnough
+from gpuwatch.diagnosis.xid_table import is_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +23,6 @@ KIB = 1 << 10
 DEFAULT_SHM = 64 * MIB
 """What Docker and Kubernetes give /dev/shm unless told otherwise."""
 ENOUGH_SHM = "10g"
-HARDWARE_XIDS = frozenset({48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 154})
-"""Xids after which a collective that does not end is a consequence."""
 CUSTOM = "--disable-custom-all-reduce"
 
 
@@ -44,9 +43,9 @@ def _timed_out(view: View, event: LogEvent, timeouts: tuple[LogEvent, ...]) -> C
     waited = number(event, "ms")
     what = f"{group(event, 'op') or 'operation'} number {count(at)}" if at is not None else "an operation"
     after = f" after {waited / 1000:.0f} s" if waited else ""
-    evidence = [line(event), *(line(other) for other in timeouts[1:3] if other is not event)]
+    evidence = [logged(event), *(logged(other) for other in timeouts[1:3] if other is not event)]
     symptoms = view.events("shm_broadcast_stall", "rpc_timeout")
-    evidence += [line(each) for each in symptoms[:1]]
+    evidence += [logged(each) for each in symptoms[:1]]
     early = at is not None and at <= FIRST_OPERATIONS
     advice: list[Advice]
     if early:
@@ -81,8 +80,8 @@ def _timed_out(view: View, event: LogEvent, timeouts: tuple[LogEvent, ...]) -> C
         ]
         if at is not None:
             evidence.append(ruled_out(f"network or firewall at start: {count(at)} operations had worked", event, at))
-    xids = [xid for xid in view.events("xid") if (number(xid, "code") or 0) in HARDWARE_XIDS]
-    evidence += [line(xid) for xid in xids[:1]]
+    xids = [xid for xid in view.events("xid") if is_hardware(xid.field("code"))]
+    evidence += [logged(xid) for xid in xids[:1]]
     return Cause(
         "nccl_hang", Explanation(cause, 0.85 if at is not None else 0.6, tuple(evidence), tuple(advice)), event.time
     )
@@ -108,7 +107,7 @@ def unreachable(events: tuple[LogEvent, ...]) -> Cause:
         advise("several network cards: name the one that reaches the other node", "GLOO_SOCKET_IFNAME"),
     ]
     evidence = (
-        *(line(each) for each in events[:3]),
+        *(logged(each) for each in events[:3]),
         ruled_out("peer-to-peer transfers and collectives: the group did not exist yet", event),
     )
     return Cause("nccl_hang", Explanation(cause, 0.88, evidence, tuple(advice)), event.time)
@@ -138,7 +137,7 @@ def shared_memory(view: View) -> Iterator[Cause]:
                 f"{SHM} has the container runtime's default size{said}: engines with several processes need more for "
                 "their message queues and NCCL.",
                 0.75,
-                tuple(line(each) for each in (event, *small)[:3]),
+                tuple(logged(each) for each in (event, *small)[:3]),
                 _enlarge(),
             ),
             event.time,
@@ -150,7 +149,7 @@ def shared_memory(view: View) -> Iterator[Cause]:
                 Explanation(
                     f"{SHM} has the container runtime's default of 64 MiB. That is too little for tensor parallelism.",
                     0.5,
-                    (line(event),),
+                    (logged(event),),
                     _enlarge(),
                 ),
                 event.time,
@@ -173,8 +172,8 @@ def _no_segment(view: View, event: LogEvent, sized: list[LogEvent]) -> Cause:
         advice.insert(
             0, advise("delete what earlier runs left: rm /dev/shm/nccl-* when no engine runs, or make the pod anew")
         )
-    evidence = [line(event), *(line(each) for each in sized[:2])]
-    evidence += [line(each) for each in view.events("nccl_error")[:1]]
+    evidence = [logged(event), *(logged(each) for each in sized[:2])]
+    evidence += [logged(each) for each in view.events("nccl_error")[:1]]
     evidence.append(ruled_out("the network and NCCL's version: the failed call is a local file", event))
     if full:
         evidence.append(ruled_out("the disk and GPU memory: /dev/shm is host memory", event))
@@ -213,7 +212,7 @@ def stuck(view: View) -> Iterator[Cause]:
             f"A worker does not answer: {what} did not end in time. The log does not say whether it waits for a GPU, "
             "for another rank or compiles.",
             0.6,
-            tuple(line(each) for each in (*calls[:1], *dogs[:1], *stalls[-2:])),
+            tuple(logged(each) for each in (*calls[:1], *dogs[:1], *stalls[-2:])),
             (
                 advise("look for an Xid at that time: dmesg -T | grep -i xid"),
                 advise("where does it stand: py-spy dump --pid of each worker"),
@@ -239,7 +238,7 @@ def interconnect(view: View) -> Iterator[Cause]:
             if why is not None
             else []
         )
-        evidence += [line(event) for event in links[:2]]
+        evidence += [logged(event) for event in links[:2]]
         waiting, waits = _waiting(view)
         evidence += waits
         alone = _single(view)

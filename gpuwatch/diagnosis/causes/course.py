@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes.view import Sample, line, number, sampled
+from gpuwatch.diagnosis.causes.view import Sample, number, sampled
+from gpuwatch.diagnosis.explanation import logged
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.causes.view import Run, View
@@ -59,7 +60,13 @@ class Course:
 
 
 def courses(view: View) -> tuple[Course, ...]:
-    """Return every course that the logs hold."""
+    """Return every course that the logs hold, worked out once for a view."""
+    if view.courses is None:
+        view.courses = _courses(view)
+    return view.courses
+
+
+def _courses(view: View) -> tuple[Course, ...]:
     found: dict[tuple[str, int, str], tuple[Run, list[Point]]] = {}
     for event in view.events("stats"):
         if event.field("pattern") not in STATS:
@@ -131,4 +138,4 @@ class Pages:
 
 def ends(points: tuple[Point, ...] | list[Point]) -> list[Evidence]:
     """Return the first and the last point as evidence."""
-    return [line(points[0].event), *([line(points[-1].event)] if len(points) > 1 else [])]
+    return [logged(points[0].event), *([logged(points[-1].event)] if len(points) > 1 else [])]

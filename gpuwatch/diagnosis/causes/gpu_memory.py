@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from gpuwatch.diagnosis.causes import moves
 from gpuwatch.diagnosis.causes.oom import Case, Phase, phase_of, read_oom
 from gpuwatch.diagnosis.causes.uncounted import lora, uncounted_adapters, uncounted_draft
-from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, group, line, number, ruled_out
-from gpuwatch.diagnosis.explanation import GIB, Explanation, count, size
+from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, group, number, ruled_out
+from gpuwatch.diagnosis.explanation import GIB, Explanation, count, logged, size
 from gpuwatch.diagnosis.finding import NotEnough
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def fragmentation(case: Case) -> Cause:
     assert oom.spare is not None
     assert oom.requested is not None
     hint = bool(case.event.field("hint"))
-    slept = [line(event) for event in case.view.events("sleep")[-2:]]
+    slept = [logged(event) for event in case.view.events("sleep")[-2:]]
     variable = "PYTORCH_ALLOC_CONF" if hint else "PYTORCH_CUDA_ALLOC_CONF"
     advice = [
         advise(
@@ -238,7 +238,7 @@ def activation(case: Case) -> Cause:
     if tokens is not None:
         more.append(
             replace(
-                line(dump[-1]), text=f"the step that failed had {count(tokens)} tokens", value=tokens, unit="tokens"
+                logged(dump[-1]), text=f"the step that failed had {count(tokens)} tokens", value=tokens, unit="tokens"
             )
         )
     if usage is None:
@@ -323,7 +323,7 @@ def warmed_up(view: View) -> Iterator[Cause]:
                 f"The {what}'s warm-up makes logits for {count(seats or 0)} requests at once, after the KV pool took "
                 "the rest of the card.",
                 0.95,
-                (line(event), *from_fact(run, "memory_fraction", "the engine may take {} of the card")),
+                (logged(event), *from_fact(run, "memory_fraction", "the engine may take {} of the card")),
                 (
                     *moves.fewer_seats(
                         run, proposed, "warm up with fewer requests; logits shrink in proportion", seats

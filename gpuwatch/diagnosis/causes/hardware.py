@@ -6,9 +6,10 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes.view import Cause, advise, group, line, number, ruled_out, sampled
-from gpuwatch.diagnosis.explanation import Explanation
+from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out, sampled
+from gpuwatch.diagnosis.explanation import Explanation, logged
 from gpuwatch.diagnosis.finding import Evidence
+from gpuwatch.diagnosis.xid_table import MEMORY, TABLE, is_hardware, xid_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,33 +17,6 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.causes.view import View
     from gpuwatch.model import LogEvent
 
-# Meaning and what to do, from NVIDIA's "Xid errors" guide; the codes that name failing hardware or a lost device.
-HARDWARE = {
-    48: "uncorrectable double-bit ECC error",
-    62: "internal micro-controller halted",
-    63: "a row of memory was remapped, or a page retired",
-    64: "a row could not be remapped",
-    74: "NVLink error",
-    79: "the GPU has fallen off the bus",
-    92: "high rate of single-bit ECC errors",
-    94: "contained ECC error",
-    95: "uncontained ECC error",
-    119: "the GPU's system processor (GSP) does not answer",
-    120: "error of the GPU's system processor (GSP)",
-    140: "unrecovered ECC error",
-    154: "the driver asks for a recovery action",
-    171: "uncorrectable memory error",
-}
-SOFTWARE = {
-    13: "graphics engine exception",
-    31: "memory page fault",
-    32: "corrupted push buffer",
-    43: "a channel was reset after a fault",
-    45: "a channel was removed, usually after another fault",
-    61: "internal micro-controller breakpoint",
-    69: "graphics engine class error",
-}
-ECC = frozenset({48, 63, 64, 92, 94, 95, 140, 171})
 BUS = frozenset({79})
 HEAT = frozenset({"thermal", "sw_thermal", "hw_thermal"})
 """Reasons for lowered clocks that mean heat."""
@@ -55,9 +29,9 @@ LOST_SPEED = 0.9
 
 def xids(view: View) -> Iterator[Cause]:
     """Judge Xids by their class, and by whether one card or several report them."""
-    events = [event for event in view.events("xid") if number(event, "code") is not None]
-    hard = [event for event in events if number(event, "code") in HARDWARE]
-    soft = [event for event in events if number(event, "code") in SOFTWARE]
+    known = [event for event in view.events("xid") if xid_of(event.field("code")) is not None]
+    hard = [event for event in known if is_hardware(event.field("code"))]
+    soft = [event for event in known if not is_hardware(event.field("code"))]
     if hard:
         yield _hardware(view, hard)
     elif view.events("ecc_error") or _failing_rows(view):
@@ -69,7 +43,7 @@ def xids(view: View) -> Iterator[Cause]:
 def _hardware(view: View, hard: list[LogEvent]) -> Cause:
     codes = sorted({int(number(event, "code") or 0) for event in hard})
     cards = sorted({event.field("pci") for event in hard})
-    told = "; ".join(f"Xid {code}: {HARDWARE[code]}" for code in codes[:4])
+    told = "; ".join(f"Xid {code}: {TABLE[code].meaning}" for code in codes[:4])
     where = cards[0] if len(cards) == 1 else f"{len(cards)} cards"
     advice = []
     if BUS & set(codes):
@@ -82,7 +56,7 @@ def _hardware(view: View, hard: list[LogEvent]) -> Cause:
             ),
             advise("the card comes back with a reboot or a power cycle only"),
         ]
-    if ECC & set(codes):
+    if any(TABLE[code].advice == MEMORY for code in codes):
         advice += [
             advise(
                 "drain the node and reset the GPU, so that pending rows are remapped: nvidia-smi -q shows Remapped Rows"
@@ -90,13 +64,13 @@ def _hardware(view: View, hard: list[LogEvent]) -> Cause:
             advise("if it comes back, replace the card; do not tune the engine for it"),
         ]
     if not advice:
-        advice.append(advise("reset the GPU or reboot; if it comes back, replace the card or its link"))
-    evidence = [line(event) for event in _first_of_each(hard)[:4]]
+        advice += [advise(text) for text in dict.fromkeys(text for code in codes for text in TABLE[code].advice)]
+    evidence = [logged(event) for event in _first_of_each(hard)[:4]]
     if len(cards) == 1 and len(hard) > 1:
         evidence.append(ruled_out(f"the software: all {len(hard)} come from one card, {cards[0]}", hard[-1], len(hard)))
     evidence += _failing_rows(view)
     engine = view.events("nccl_timeout", "rpc_timeout", "cuda_error", "engine_dead")
-    evidence += [line(event) for event in engine[:1]]
+    evidence += [logged(event) for event in engine[:1]]
     return Cause(
         "xid_hardware",
         Explanation(f"The hardware of {where} fails. {told}.", 0.95, tuple(evidence), tuple(advice)),
@@ -120,7 +94,7 @@ def _ecc(view: View) -> Cause:
         else "GPU memory fails: rows had to be replaced again."
     )
     others = view.events("rpc_timeout", "nccl_timeout", "engine_dead")
-    evidence = [*(line(event) for event in events[:1]), *rows, *(line(event) for event in others[:1])]
+    evidence = [*(logged(event) for event in events[:1]), *rows, *(logged(event) for event in others[:1])]
     if events:
         evidence.append(
             ruled_out("memory that ran out: the error is about the content of memory, not its amount", events[0])
@@ -143,7 +117,7 @@ def _ecc(view: View) -> Cause:
 def _failing_rows(view: View) -> list[Evidence]:
     """Return rows of memory that were remapped while somebody looked, or could not be."""
     found = [
-        line(event)
+        logged(event)
         for event in view.events("rows_remapped")
         if (number(event, "now") or 0) > (number(event, "before") or 0) or event.field("failed").lower() == "yes"
     ]
@@ -163,8 +137,8 @@ def _failing_rows(view: View) -> list[Evidence]:
 def _software(soft: list[LogEvent]) -> Cause:
     codes = sorted({int(number(event, "code") or 0) for event in soft})
     cards = {event.field("pci") for event in soft}
-    told = "; ".join(f"Xid {code}: {SOFTWARE[code]}" for code in codes[:3])
-    evidence = [line(event) for event in soft[:2]]
+    told = "; ".join(f"Xid {code}: {TABLE[code].meaning}" for code in codes[:3])
+    evidence = [logged(event) for event in soft[:2]]
     several = len(cards) > 1
     evidence.append(
         ruled_out(
@@ -177,7 +151,7 @@ def _software(soft: list[LogEvent]) -> Cause:
     return Cause(
         "xid_software",
         Explanation(
-            f"A kernel on the GPU faulted: {told}. That is a program or the driver, not the card's memory.",
+            f"A program on the GPU failed: {told}. That is a program or the driver, not the card's memory.",
             0.85 if several else 0.75,
             tuple(evidence),
             (
@@ -200,7 +174,7 @@ def lost(view: View) -> Iterator[Cause]:
             Explanation(
                 "A GPU is gone: the driver cannot reach it any more.",
                 0.92,
-                tuple(line(each) for each in (*gone[:2], *bus[:1])),
+                tuple(logged(each) for each in (*gone[:2], *bus[:1])),
                 (
                     advise("look for its Xid and for power and slot: dmesg -T | grep -i -E 'xid|nvrm|pcie'"),
                     advise("it comes back with a reboot or a power cycle"),
@@ -218,7 +192,7 @@ def lost(view: View) -> Iterator[Cause]:
                 if mismatch
                 else "The driver does not answer on this machine.",
                 0.92 if mismatch else 0.8,
-                (line(event),),
+                (logged(event),),
                 (
                     advise("reload the driver's modules (all users of the GPUs must have ended), or reboot")
                     if mismatch
@@ -344,7 +318,7 @@ def cuda_faults(view: View) -> Iterator[Cause]:
                 f"A kernel faulted: {group(event, 'what').strip()}. Usually a bug of a kernel, seldom the card: the "
                 "driver's Xid tells (13 or 31: software; 48, 63, 94, 95: memory).",
                 0.6,
-                (line(event),),
+                (logged(event),),
                 (
                     advise("look for the Xid of that moment: dmesg -T | grep -i xid"),
                     advise("run once with CUDA_LAUNCH_BLOCKING=1; the trace then names the kernel"),

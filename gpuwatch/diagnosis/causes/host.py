@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, group, line, number, ruled_out
-from gpuwatch.diagnosis.explanation import GIB, Explanation, size
+from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, group, number, ruled_out
+from gpuwatch.diagnosis.explanation import GIB, Explanation, logged, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,8 +40,8 @@ def host_budget(view: View) -> Iterator[Cause]:
                 f"it wants {asked:g} GiB. In a container the limit counts, not the host's memory.",
                 0.85,
                 (
-                    line(event),
-                    *(line(each) for each in limits[:1]),
+                    logged(event),
+                    *(logged(each) for each in limits[:1]),
                     ruled_out("a process that took the GPU: this is host memory", event),
                 ),
                 (
@@ -100,7 +100,7 @@ def _per_rank(view: View, run: Run, each: float) -> Cause:
     host = max((amount(event.field("total")) or 0.0 for event in view.events("host_memory")), default=0.0)
     evidence = from_fact(run, "kv.offload_per_rank_bytes", f"{size(each)} of host memory for each rank", "bytes")
     evidence += from_fact(run, "tp", "tensor-parallel ranks: {}")
-    per_rank = int((host * 0.7 if host else total / run.tp) / GIB / run.tp)
+    per_rank = max(1, int((host * 0.7 if host else total / run.tp) / GIB / run.tp))
     too_much = host and total > host
     return Cause(
         "host_memory_oversubscribed",
@@ -134,9 +134,9 @@ def growth(view: View) -> Iterator[Cause]:
         if any(later < earlier * 0.99 for earlier, later in pairwise(values)):
             continue
         evidence = [
-            line(readings[0][0]),
-            line(readings[len(readings) // 2][0]),
-            line(readings[-1][0]),
+            logged(readings[0][0]),
+            logged(readings[len(readings) // 2][0]),
+            logged(readings[-1][0]),
         ]
         steps = [later - earlier for earlier, later in pairwise(values)]
         even = max(steps) < 2 * (sum(steps) / len(steps))
@@ -195,7 +195,7 @@ def _sleep_growth(view: View) -> Iterator[Cause]:
             f"The engine keeps more GPU memory after each sleep: {used[0]:g} GiB after the first, {used[-1]:g} GiB "
             f"after number {len(used)}. Whoever runs out of memory later is only the victim.",
             0.88,
-            tuple(line(event) for event in (sleeps[0], sleeps[len(sleeps) // 2], sleeps[-1])),
+            tuple(logged(event) for event in (sleeps[0], sleeps[len(sleeps) // 2], sleeps[-1])),
             (
                 advise("use an engine version without this growth; watch the 'still in use' figure after each sleep"),
                 advise("until then restart the engine every few cycles, or shard the trainer further"),

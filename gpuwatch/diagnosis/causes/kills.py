@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes.view import Cause, advise, group, line, number, ruled_out
-from gpuwatch.diagnosis.explanation import Explanation, size
+from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
+from gpuwatch.diagnosis.explanation import Explanation, logged, size
 from gpuwatch.diagnosis.finding import Evidence, NotEnough
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _ray(view: View) -> Iterator[Cause]:
                 cause + ".",
                 0.96,
                 (
-                    line(event),
+                    logged(event),
                     ruled_out(
                         "the kernel's OOM killer and GPU memory: Ray says that it did it, by the host's memory", event
                     ),
@@ -118,7 +118,7 @@ def _evicted(view: View) -> Iterator[Cause]:
                 "Kubernetes evicted the pod" + (f": the node ran low on {resource}." if resource else "."),
                 0.93,
                 (
-                    *(line(each) for each in events[:2]),
+                    *(logged(each) for each in events[:2]),
                     ruled_out("the engine: the node asked for the place back", event),
                 ),
                 (advise(remedy),),
@@ -134,7 +134,7 @@ def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
     held = number(events[-1], "rss")
     cause = "The container crossed its memory limit and was killed (137)"
     cause += " while the weights were loaded." if loading else "."
-    evidence = [*(line(each) for each in events[:2]), *(line(each) for each in limits[:1]), *loading]
+    evidence = [*(logged(each) for each in events[:2]), *(logged(each) for each in limits[:1]), *loading]
     evidence.append(ruled_out("GPU memory: the limit is one of host memory", event))
     return Cause(
         "k8s_oomkilled",
@@ -165,7 +165,7 @@ def _loading(view: View) -> list[Evidence]:
     begun = run.fact("model") or run.fact("architecture")
     words = [event for event in view.events("container_killed") if "load" in event.text or "shard" in event.text]
     if words:
-        return [line(words[0])]
+        return [logged(words[0])]
     if begun is None or run.fact("weights.bytes") is not None:
         return []
     return [Evidence("the log ends before the weights were loaded", begun.source, begun.line, begun.key)]
@@ -178,7 +178,7 @@ def _kernel(view: View, events: tuple[LogEvent, ...], constraint: set[str]) -> C
     own = any(name.startswith(part) for part in ENGINE_NAMES)
     host = event.field("scope") == "Out of memory" and "CONSTRAINT_MEMCG" not in constraint
     where = "the whole host ran out of memory" if host else "its cgroup's limit was reached"
-    evidence = [line(each) for each in (*view.events("oom_constraint")[:1], *events[:2])]
+    evidence = [logged(each) for each in (*view.events("oom_constraint")[:1], *events[:2])]
     evidence.append(ruled_out("GPU memory: the kernel kills for host memory only", event))
     cause = f"The kernel killed {name} (pid {pid}): {where}"
     cause += f"; it held {size(held * 1024)}." if held else "."
@@ -214,7 +214,7 @@ def _said_killed(view: View) -> Iterator[Cause]:
                 "The container was killed from outside, and it has a memory limit: it crossed the limit"
                 + (" while the weights were loaded." if "load" in said[0].text or "shard" in said[0].text else "."),
                 0.6,
-                (line(said[0]), *(line(each) for each in limits[:1] if each.line != said[0].line)),
+                (logged(said[0]), *(logged(each) for each in limits[:1] if each.line != said[0].line)),
                 (
                     advise("confirm: kubectl describe pod says OOMKilled, memory.events counts oom_kill"),
                     advise("raise the limit: workers x shard, plus /dev/shm", "resources.limits.memory"),
@@ -234,9 +234,9 @@ def died(view: View) -> Iterator[Cause | NotEnough]:
         who = group(event, "w", "r", "name") or ("a process" if event.event == "process_crashed" else "the server")
         if event.field("r"):
             who = f"rank {event.field('r')}"
-        evidence = [line(event), *(line(each) for each in view.events("engine_dead")[:1])]
+        evidence = [logged(event), *(logged(each) for each in view.events("engine_dead")[:1])]
         killer = _killer(view)
-        evidence += [line(each) for each in killer]
+        evidence += [logged(each) for each in killer]
         cause = f"{who} ended" + (f" by {caught}" if caught else "") + _how(caught, code, killer)
         yield Cause(
             "worker_died",
@@ -297,7 +297,7 @@ def _vanished(view: View, event: LogEvent) -> Iterator[Cause | NotEnough]:
     """Judge an engine process that was gone from one moment to the next, without an error of its own."""
     killer = _killer(view)
     who = event.field("name") or "the engine's process"
-    evidence = [line(event), *(line(each) for each in killer)]
+    evidence = [logged(event), *(logged(each) for each in killer)]
     evidence.append(ruled_out("an error of the engine: it printed none before it was gone", event))
     yield Cause(
         "worker_died",
@@ -332,7 +332,7 @@ def _exited(view: View) -> Iterator[Cause]:
                 Explanation(
                     "The container was killed from outside (137 is 128 + SIGKILL). OOMKilled is not said.",
                     0.6,
-                    (line(event),),
+                    (logged(event),),
                     (advise("who killed it: kubectl describe pod, docker inspect, dmesg -T | grep -i oom"),),
                 ),
                 event.time,

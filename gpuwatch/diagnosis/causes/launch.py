@@ -6,8 +6,8 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes.view import Cause, advise, group, line, number, ruled_out
-from gpuwatch.diagnosis.explanation import Explanation
+from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
+from gpuwatch.diagnosis.explanation import Explanation, logged
 from gpuwatch.diagnosis.finding import Evidence
 from gpuwatch.engines.flag_names import misnamed_flag
 from gpuwatch.engines.flag_versions import risky_flags, unknown_flag
@@ -126,7 +126,8 @@ def _refused(view: View, event: LogEvent) -> Cause:
     version = run.text("version") or _version_of(view)
     advice = []
     for name in names[:3]:
-        known = misnamed_flag(engine, version, name.lstrip("-")) or unknown_flag(engine, version, name.lstrip("-"))
+        bare = name.lstrip("-")
+        known = misnamed_flag(engine, version, bare, refused=True) or unknown_flag(engine, version, bare)
         instead = known.instead if known is not None else ""
         advice.append(
             advise(
@@ -141,7 +142,7 @@ def _refused(view: View, event: LogEvent) -> Cause:
         Explanation(
             f"The engine did not start: it does not know {', '.join(names) or event.field('args') or 'an argument'}.",
             0.97,
-            (line(event),),
+            (logged(event),),
             tuple(advice) or (advise("compare the command with --help of this version; a stray word counts, too"),),
         ),
         event.time,
@@ -161,7 +162,7 @@ def _bad_value(event: LogEvent) -> Cause:
         Explanation(
             cause,
             0.95,
-            (line(event),),
+            (logged(event),),
             (advise(f"one of {choices[1]}" if choices else "see --help of this version", flag or missing, None, None),),
         ),
         event.time,
@@ -182,7 +183,7 @@ def port(view: View) -> Iterator[Cause]:
                 f"{shown} is taken: another server listens there."
                 + (" What answered afterwards is that other server, not this one." if after else ""),
                 0.96,
-                (line(event),),
+                (logged(event),),
                 (
                     advise(
                         "use a free port", "--port", int(taken) if taken else None, int(taken) + 1 if taken else None
@@ -236,7 +237,7 @@ def model(view: View) -> Iterator[Cause]:
     file = event.field("file")
     if file:
         cause = f"{name} has no {file}: the folder is not a model, or the download is incomplete."
-    evidence = [line(each) for each in (*events[:1], *down[:1] * bool(missing))]
+    evidence = [logged(each) for each in (*events[:1], *down[:1] * bool(missing))]
     yield Cause("model_not_found", Explanation(cause, 0.93, tuple(evidence), tuple(advice)), event.time)
 
 
@@ -257,7 +258,7 @@ def types(view: View) -> Iterator[Cause]:
             Explanation(
                 f"The GPU or the quantisation does not take {name}{short}.",
                 0.95,
-                (line(event),),
+                (logged(event),),
                 (
                     advise(
                         "use a type that it has" + (f": {ok}" if ok else ""),
@@ -303,7 +304,7 @@ def driver(view: View) -> Iterator[Cause]:
             Explanation(
                 cause,
                 0.93,
-                (line(event), ruled_out("the model and its memory: nothing had been loaded", event)),
+                (logged(event), ruled_out("the model and its memory: nothing had been loaded", event)),
                 tuple(advice),
             ),
             event.time,

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moves
-from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, line, number, ruled_out
-from gpuwatch.diagnosis.explanation import GIB, Explanation, count, size, told
+from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, number, ruled_out
+from gpuwatch.diagnosis.explanation import GIB, Explanation, count, logged, size, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ def too_long(view: View) -> Iterator[Cause]:
         fits = number(event, "fit", "cap") or _fitting(number(event, "need"), number(event, "have"), asked)
         need, have = number(event, "need"), number(event, "have")
         more = (need - have) * GIB if need is not None and have is not None else _bytes_short(run, asked, fits)
-        evidence = [line(event)]
+        evidence = [logged(event)]
         for key in ("kv.blocks", "kv.tokens", "kv.blocks_override", "memory_fraction"):
             evidence += from_fact(run, key, SAID[key], before=event.line)
         length = f"{count(asked)} tokens" if asked else "full length"
@@ -108,7 +108,7 @@ def undersized(view: View) -> Iterator[Cause]:
         if idle is not None:
             key = "avail.at_end_bytes" if run.number("avail.at_end_bytes") else "avail.after_pool_bytes"
             evidence += from_fact(run, key, f"{size(idle)} of GPU memory are free after the start", "bytes")
-        evidence += [line(event) for event in limited[:2]]
+        evidence += [logged(event) for event in limited[:2]]
         if limited:
             limit = number(limited[0], "limit", "limit2")
             evidence.append(
@@ -193,7 +193,7 @@ def image_tokens(view: View) -> Iterator[Cause]:
                 "image, so that some inputs fail while running, and the profile is large all the same.",
                 0.85,
                 (
-                    line(event),
+                    logged(event),
                     *from_fact(run, "flag.limit-mm-per-prompt", "limits per prompt: {}"),
                     ruled_out(
                         "the KV pool: the warning is about the step that is profiled before the pool is sized", event

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, group, line, number, ruled_out
-from gpuwatch.diagnosis.explanation import Explanation, count, told
+from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, group, number, ruled_out
+from gpuwatch.diagnosis.explanation import Explanation, count, logged, told
 from gpuwatch.diagnosis.finding import Evidence
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def _unknown_keys(view: View, event: LogEvent) -> Cause:
             "context then stays at the model's native length. The warning alone does no harm.",
             0.8,
             (
-                line(event),
-                *(line(each) for each in limits),
+                logged(event),
+                *(logged(each) for each in limits),
                 *from_fact(run, "max_model_len", "requests of up to {} tokens are accepted"),
                 ruled_out("the KV pool: the limit is the model's", event),
             ),
@@ -87,7 +87,7 @@ def _beyond(view: View, event: LogEvent) -> Cause:
         Explanation(
             cause,
             0.93,
-            (line(event), ruled_out("memory: the limit is the model's, not the KV pool's", event)),
+            (logged(event), ruled_out("memory: the limit is the model's, not the KV pool's", event)),
             (
                 advise(
                     "accept what the model was made for",
@@ -176,9 +176,9 @@ def _positions(view: View) -> tuple[float | None, bool, list[Evidence]]:
     if native is None and "max_position_embeddings" in keys:
         native = number(keys["max_position_embeddings"], "value")
     if "max_position_embeddings" in keys:
-        evidence = [line(keys["max_position_embeddings"])]
+        evidence = [logged(keys["max_position_embeddings"])]
     if "model_max_length" in keys:
-        evidence.append(line(keys["model_max_length"]))
+        evidence.append(logged(keys["model_max_length"]))
     words = (scaling.get("rope_type") or scaling.get("type") or "") if isinstance(scaling, dict) else ""
     overridden = any(run.text(flag) for run in view.runs for flag in ("flag.hf-overrides", "flag.rope-scaling"))
     scaled = str(words) not in ("", "default") or (
@@ -199,7 +199,7 @@ def quantised_cache(view: View) -> Iterator[Cause]:
         if named is None and not unscaled:
             continue
         latent = run.fact("kv.format") is not None
-        evidence = [line(event) for event in unscaled[:2]]
+        evidence = [logged(event) for event in unscaled[:2]]
         if named is not None:
             evidence.append(told(named, f"the KV cache is stored as {named.value}"))
         evidence.append(Evidence("Ruled out: the weights: their type does not change what is kept in the cache"))
@@ -248,7 +248,7 @@ def truncated(view: View) -> Iterator[Cause]:
             "length.",
             0.9,
             (
-                *(line(each) for each in ignored[:2]),
+                *(logged(each) for each in ignored[:2]),
                 *from_fact(run, "max_model_len", "requests of up to {} tokens are accepted"),
                 ruled_out("a full KV pool: the limit is one of length", event),
             ),
@@ -343,7 +343,7 @@ def _heads(view: View, run: Run) -> tuple[int | None, list[Evidence]]:
         ]
     for event in view.events("config_key"):
         if event.field("key") == "num_key_value_heads" and event.field("value").isdigit():
-            return int(event.field("value")), [line(event)]
+            return int(event.field("value")), [logged(event)]
     return None, []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.bounds import HIGHEST_FRACTION, SMALLEST_CHUNK
 from gpuwatch.diagnosis.causes.view import advise
 from gpuwatch.diagnosis.explanation import GIB, count, size
 
@@ -12,10 +13,6 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.causes.view import Run
     from gpuwatch.diagnosis.finding import Advice
 
-SMALLEST_CHUNK = 512
-"""No smaller token budget of a step is proposed: decode steps would be cut as well."""
-HIGHEST_FRACTION = 0.97
-"""No larger share of GPU memory is proposed: the CUDA context and the driver need the rest."""
 LOWEST_FRACTION = 0.05
 RESERVE = GIB // 2
 """What is left free beside a peak that was seen: the next one may be a little larger."""

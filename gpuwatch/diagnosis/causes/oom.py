@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes.view import Cause, group, line, sizes
-from gpuwatch.diagnosis.explanation import GIB, Explanation, size
+from gpuwatch.diagnosis.causes.view import Cause, group, sizes
+from gpuwatch.diagnosis.explanation import GIB, Explanation, logged, size
 from gpuwatch.diagnosis.finding import Evidence
 from gpuwatch.engines.sizes import bytes_of
 from gpuwatch.engines.stack_log import FILES, STEP_OF, STEPS
@@ -108,7 +108,7 @@ def _others(processes: str, total: int | None, free: int | None, own: int | None
 
 def figures(oom: Oom) -> list[Evidence]:
     """Return the line itself, and what it says about fragmentation."""
-    found = [line(oom.event)]
+    found = [logged(oom.event)]
     if not oom.fragmented and oom.spare is not None and oom.requested is not None:
         text = (
             f"Ruled out: fragmentation: {size(oom.spare)} are reserved and unallocated for a request of "
@@ -151,7 +151,7 @@ def phase_of(view: View, run: Run, event: LogEvent) -> Phase:
     steps = frozenset(frames)
     for step in STEPS:
         if step in frames:
-            return Phase(step, steps, (line(frames[step]),), sure=True)
+            return Phase(step, steps, (logged(frames[step]),), sure=True)
     if event.field("graphs"):
         return Phase("graphs", steps, (), sure=True)
     if event.field("serving"):
@@ -173,9 +173,9 @@ def _by_order(view: View, run: Run, event: LogEvent) -> Phase:
     if (ready := before("ready")) is not None:
         return _ordered("serve", ready, "the server had said that it takes requests", sure=True)
     if served:
-        return Phase("serve", frozenset(), (line(served[-1]),), sure=True)
+        return Phase("serve", frozenset(), (logged(served[-1]),), sure=True)
     if begun and (finished is None or (finished.line or 0) < begun[-1].line):
-        return Phase("graphs", frozenset(), (line(begun[-1]),), sure=True)
+        return Phase("graphs", frozenset(), (logged(begun[-1]),), sure=True)
     if finished is None and not run.yes("enforce_eager"):
         pool = before("kv.tokens", "kv.blocks", "kv.bytes")
         if pool is not None:

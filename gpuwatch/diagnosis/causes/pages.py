@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.course import Pages, courses
-from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, line, number, ruled_out, sampled
-from gpuwatch.diagnosis.explanation import Explanation, count, told
+from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, number, ruled_out, sampled
+from gpuwatch.diagnosis.explanation import Explanation, count, logged, told
 from gpuwatch.diagnosis.finding import Evidence
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def disabled(view: View) -> Iterator[Cause]:
         ):
             continue
         seen = [event for event in process if event.source == source]
-        evidence = [line(event) for event in seen[:2]] or [told(names[source], "the page has no series of an engine")]
+        evidence = [logged(event) for event in seen[:2]] or [told(names[source], "the page has no series of an engine")]
         if not listed and not seen:
             continue
         yield Cause(
@@ -100,8 +100,8 @@ def per_process(view: View) -> Iterator[Cause]:
                 "them mean nothing.",
                 0.95,
                 (
-                    line(top),
-                    *(line(event) for event in list(by_pid.values())[:3] if event is not top),
+                    logged(top),
+                    *(logged(event) for event in list(by_pid.values())[:3] if event is not top),
                     Evidence(
                         f"Ruled out: {len(by_pid)} engines of which most are idle: all rows have the same engine label",
                         top.source,
@@ -134,7 +134,7 @@ def renamed(view: View) -> Iterator[Cause]:
                 "gpu_cache_usage_perc to kv_cache_usage_perc): the old name stands still or is gone, and a reader "
                 "that looks for it sees 0 or nothing. That is not a cache that is off.",
                 0.85,
-                tuple(line(event) for event in (*old[:1], *now[:1], *help_[:1])),
+                tuple(logged(event) for event in (*old[:1], *now[:1], *help_[:1])),
                 (
                     advise(
                         "read both names, and work the rate out of the counters: hits / queries",
@@ -178,7 +178,7 @@ def zero_hit(view: View) -> Iterator[Cause]:
         if "prefix_cache_hits" in event.field("name") and number(event, "value") == 0
     ]
     if not evidence and said and none:
-        evidence = [line(said[0]), line(none[0])]
+        evidence = [logged(said[0]), logged(none[0])]
     if not evidence and block is not None and block >= LARGE_BLOCK:
         evidence = _logged_zero(view)
     if not evidence:
@@ -230,7 +230,7 @@ def _logged_zero(view: View) -> list[Evidence]:
         or not any(point.prompt for course in courses(view) for point in course.points)
     ):
         return []
-    return [line(points[-1].event), ruled_out("too little traffic: prompts were computed", points[-1].event)]
+    return [logged(points[-1].event), ruled_out("too little traffic: prompts were computed", points[-1].event)]
 
 
 def fewer_hits(view: View) -> Iterator[Cause]:
@@ -255,7 +255,7 @@ def fewer_hits(view: View) -> Iterator[Cause]:
                 "differently, or what "
                 f"they share was evicted.{why}",
                 0.75 if resets else 0.6,
-                (line(best.event), *(line(event) for event in resets[:1]), line(last.event)),
+                (logged(best.event), *(logged(event) for event in resets[:1]), logged(last.event)),
                 (
                     advise("what changed in the prompts at that time: a date, a name or tools near the beginning?"),
                     advise("if the pool is full: more room for it, fewer requests at a time", "--max-num-seqs"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes.view import Cause, advise, amount, line, number, sampled
-from gpuwatch.diagnosis.explanation import GIB, MIB, Explanation, size
+from gpuwatch.diagnosis.causes.view import Cause, advise, amount, number, sampled
+from gpuwatch.diagnosis.explanation import GIB, MIB, Explanation, logged, size
 from gpuwatch.diagnosis.finding import Evidence
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def wsl(view: View) -> Iterator[Cause]:
                 "The new model runner needs unified addressing, that is pinned host memory, which is off on WSL2 "
                 "unless it is asked for. The start fails on that and not on memory or the driver.",
                 0.85,
-                (line(failed[0]), *(line(event) for event in view.events("engine_start_failed")[:1])),
+                (logged(failed[0]), *(logged(event) for event in view.events("engine_start_failed")[:1])),
                 (
                     advise("allow pinned memory", "VLLM_WSL2_ENABLE_PIN_MEMORY", None, "1"),
                     advise("or use the old model runner", "VLLM_USE_V2_MODEL_RUNNER", None, "0"),
@@ -59,7 +59,7 @@ def wsl(view: View) -> Iterator[Cause]:
             Explanation(
                 "The kernel is that of WSL: pinned host memory is limited, and nvidia-smi does not show everything.",
                 0.9,
-                (line(kernel[0]),),
+                (logged(kernel[0]),),
                 (advise("run on native Linux where copies between host and GPU matter; else leave it"),),
             ),
             kernel[0].time,
@@ -79,7 +79,7 @@ def unified(view: View) -> Iterator[Cause]:
         and abs((amount(event.field("available")) or 0.0) / GIB - free) <= SAME * free
     ]
     if same or (named and short):
-        evidence = (*(line(event) for event in short[:1]), *(line(event) for event in (*same, *named)[:2]))
+        evidence = (*(logged(event) for event in short[:1]), *(logged(event) for event in (*same, *named)[:2]))
         yield Cause(
             "unified_memory",
             Explanation(
@@ -114,7 +114,7 @@ def _shared_memory(named: tuple[LogEvent, ...]) -> Explanation:
     return Explanation(
         "This GPU has no memory of its own: it uses the host's. NVML has no totals for it; figures per process exist.",
         0.9,
-        (line(named[0]),),
+        (logged(named[0]),),
         (advise("read MemTotal and MemAvailable for the totals, and NVML's figures per process"),),
     )
 
@@ -143,7 +143,7 @@ def unavailable(view: View) -> Iterator[Cause]:
     yield Cause(
         "nvml_na",
         Explanation(
-            cause, 0.92 if denied or named else 0.7, (line(event), *(line(each) for each in named[:1])), (advice,)
+            cause, 0.92 if denied or named else 0.7, (logged(event), *(logged(each) for each in named[:1])), (advice,)
         ),
         event.time,
     )
@@ -175,7 +175,7 @@ def hidden(view: View) -> Iterator[Cause]:
                 "ids, the container has its own. A match that fails is unknown, not 0 bytes; a size that is worked "
                 "out from it is wrong.",
                 0.8,
-                (line(unmatched[0]),),
+                (logged(unmatched[0]),),
                 (advise("share the host's process ids with the container", "--pid", None, "host"),),
             ),
             unmatched[0].time,
@@ -199,7 +199,7 @@ def hidden(view: View) -> Iterator[Cause]:
                 0.8,
                 (
                     sampled(used[0], f"{size(used[0].value)} in use on GPU {used[0].labels.get('gpu', '')}", "bytes"),
-                    line(listed),
+                    logged(listed),
                 ),
                 (
                     advise("look from the host, or share its process ids with the container", "--pid", None, "host"),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moves
 from gpuwatch.diagnosis.causes.course import FULL, PRESSED, Course, Pages, Point, courses, ends
-from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, line, number, ruled_out
-from gpuwatch.diagnosis.explanation import Explanation, count
+from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, number, ruled_out
+from gpuwatch.diagnosis.explanation import Explanation, count, logged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ def _said(view: View, said: tuple[LogEvent, ...]) -> Cause:
     points = [
         point for course in courses(view) for point in course.points if (point.pool or 0) >= FULL or point.swapped
     ]
-    evidence = [*(line(each) for each in (*aborted[:1], event)), *(line(point.event) for point in points[:2])]
+    evidence = [*(logged(each) for each in (*aborted[:1], event)), *(logged(point.event) for point in points[:2])]
     evidence = list(dict.fromkeys(evidence))
     times = f"{count(total)} times so far" if total else "again and again"
     advice: list[Advice] = []
@@ -103,8 +103,8 @@ def _seen(course: Course, found: list[tuple[Point, Point]]) -> Cause:
     most = max(point.open for point in course.points)
     thrown = sum(first.running - second.running for first, second in found)
     evidence = [
-        line(before.event),
-        line(after.event),
+        logged(before.event),
+        logged(after.event),
         *from_fact(run, "kv.tokens", "the KV pool holds {} tokens", "tokens"),
         *from_fact(run, "kv.blocks_override", "the pool was limited to {} blocks"),
         *from_fact(run, "kv.blocks_profiled", "memory profiling found room for {} blocks"),
@@ -298,7 +298,7 @@ def never_fits(view: View) -> Iterator[Cause]:
                 "A request was given up: the whole KV pool cannot hold it.",
                 0.85,
                 (
-                    line(event),
+                    logged(event),
                     *from_fact(run, "kv.blocks", "the pool has {} blocks"),
                     *from_fact(run, "max_model_len", "requests of up to {} tokens are accepted"),
                 ),

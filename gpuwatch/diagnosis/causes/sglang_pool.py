@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.bounds import CONSERVATIVE
 from gpuwatch.diagnosis.causes import moves
 from gpuwatch.diagnosis.causes.course import FULL, PRESSED, Course, Point, courses, ends
-from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, line, number, ruled_out
-from gpuwatch.diagnosis.explanation import Explanation, count
+from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, number, ruled_out
+from gpuwatch.diagnosis.explanation import Explanation, count, logged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +27,6 @@ COLLAPSED = 0.33
 
 ENOUGH = 2
 """One victim is how the scheduler finds its limit."""
-CONSERVATIVE = 1.3
-"""Raised value of SGLang's --schedule-conservativeness; its documentation suggests it where requests are retracted."""
 
 
 def retractions(view: View) -> Iterator[Cause]:
@@ -40,7 +39,7 @@ def retractions(view: View) -> Iterator[Cause]:
         yield _retracting(
             view,
             event,
-            [line(each) for each in said[:2]] + _brim(decoding),
+            [logged(each) for each in said[:2]] + _brim(decoding),
             0.92,
             f"{count(victims)} requests were taken out of the batch and prefilled again",
         )
@@ -49,7 +48,7 @@ def retractions(view: View) -> Iterator[Cause]:
         found = _collapse(course)
         if found is not None:
             before, after = found
-            evidence = [line(before.event), line(after.event)]
+            evidence = [logged(before.event), logged(after.event)]
             if after.window_pool is not None and after.window_pool < PRESSED:
                 evidence.append(
                     ruled_out(
@@ -87,7 +86,7 @@ def _collapse(course: Course) -> tuple[Point, Point] | None:
 
 def _brim(decoding: list[Course]) -> list[Evidence]:
     full = [point for course in decoding for point in course.points if (point.pool or 0) >= FULL]
-    return [line(full[0].event)] if full else []
+    return [logged(full[0].event)] if full else []
 
 
 def _retracting(view: View, event: LogEvent, evidence: list[Evidence], confidence: float, what: str) -> Cause:
@@ -144,7 +143,7 @@ def _page_allocation(view: View, event: LogEvent) -> Cause:
             "is full.",
             0.85,
             (
-                line(event),
+                logged(event),
                 *from_fact(run, "kv.tokens", "the KV pool holds {} tokens", "tokens"),
                 *from_fact(run, "kv.block_size", "a page has {} tokens", "tokens"),
             ),

@@ -6,9 +6,10 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.bounds import HIGHEST_FRACTION
 from gpuwatch.diagnosis.causes import moves
-from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, line, number, ruled_out
-from gpuwatch.diagnosis.explanation import GIB, Explanation, size, told
+from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, number, ruled_out
+from gpuwatch.diagnosis.explanation import GIB, Explanation, logged, size, told
 from gpuwatch.diagnosis.finding import Evidence, NotEnough
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _below_budget(view: View, event: LogEvent) -> Cause:
     run = view.run_of(event)
     orphans = _orphans(view, event)
     unified = _system_memory(view, free)
-    evidence = [line(event), *orphans, *unified]
+    evidence = [logged(event), *orphans, *unified]
     advice = [advise(f"use no more than is free: {free:g} of {total:g} GiB", moves.fraction_flag(run), fraction, fits)]
     confidence = 0.95
     if orphans:
@@ -94,8 +95,8 @@ def _orphans(view: View, event: LogEvent) -> list[Evidence]:
     if not killed and len(view.runs) < 2 and not rows:
         return []
     if not rows and not held:
-        return [line(killed[-1])] if killed else []
-    found = [line(each) for each in (*killed[-1:], *rows[:3])]
+        return [logged(killed[-1])] if killed else []
+    found = [logged(each) for each in (*killed[-1:], *rows[:3])]
     return found + [
         Evidence(
             f"{sample.labels['process']} holds {size(sample.value)}",
@@ -111,7 +112,7 @@ def _orphans(view: View, event: LogEvent) -> list[Evidence]:
 
 def _system_memory(view: View, free: float) -> list[Evidence]:
     """Return what shows that the device's memory is the host's: the free figure is the host's available memory."""
-    found = [line(event) for event in view.events("nvml_unified")[:1]]
+    found = [logged(event) for event in view.events("nvml_unified")[:1]]
     for event in view.events("host_memory"):
         available = _gib(event, "available")
         if available and abs(available - free) <= SAME * free:
@@ -145,9 +146,9 @@ def _drift(event: LogEvent) -> Cause:
             f"Another process {verb} {abs(moved):.2f} GiB on this device while the engine measured its own use "
             f"({before:g} GiB free before, {after:g} GiB after): the measurement is void, and the engine refuses it.",
             0.95,
-            (line(event), ruled_out("memory that ran out: more was free afterwards than before", event))
+            (logged(event), ruled_out("memory that ran out: more was free afterwards than before", event))
             if moved > 0
-            else (line(event),),
+            else (logged(event),),
             (
                 advise("start it again when earlier processes on the GPU have ended and memory is settled"),
                 advise("start engines that share a card one after the other, each when the one before is healthy"),
@@ -165,7 +166,7 @@ def no_blocks(view: View) -> Iterator[Cause | NotEnough]:
         parts = _budget_parts(run)
         graph = run.number("graph.estimated_bytes")
         current = run.number("memory_fraction")
-        evidence = [line(event), *parts]
+        evidence = [logged(event), *parts]
         if graph:
             evidence += from_fact(
                 run, "graph.estimated_bytes", f"{size(graph)} were set aside for CUDA graphs", "bytes"
@@ -212,7 +213,7 @@ def _together(event: LogEvent, several: list[Evidence]) -> Cause:
             "memory: its pool comes out too small or negative although both shares together fit.",
             0.7,
             (
-                line(event),
+                logged(event),
                 *several,
                 ruled_out("a share that is too small by itself: the shares add up to less than the card", event),
             ),
@@ -279,9 +280,9 @@ def _sglang_full(view: View, event: LogEvent) -> Cause:
     fraction, need = number(event, "f"), number(event, "need")
     current = fraction if fraction is not None else run.number("memory_fraction")
     proposed = math.ceil((need + 0.02) * 100) / 100 if need is not None else None
-    if proposed is not None and proposed > moves.HIGHEST_FRACTION:
+    if proposed is not None and proposed > HIGHEST_FRACTION:
         proposed = None
-    evidence = [line(event)]
+    evidence = [logged(event)]
     evidence += from_fact(run, "avail.after_weights_bytes", "free after the weights: {}", "bytes")
     what = f" at {current:g}" if current is not None else ""
     return Cause(
@@ -314,7 +315,7 @@ def unbalanced(view: View) -> Iterator[Cause]:
                 "The GPUs of this group have unequal free memory before anything is loaded: another process holds "
                 "one of them, or the cards differ in size.",
                 0.9,
-                (line(event), ruled_out("the model's size: nothing had been loaded yet", event)),
+                (logged(event), ruled_out("the model's size: nothing had been loaded yet", event)),
                 (
                     advise("free the GPU that another process uses (nvidia-smi lists it)"),
                     advise("with different cards: size for the smallest one", "--mem-fraction-static"),

@@ -6,10 +6,11 @@ import re
 import statistics
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.bounds import SMALLEST_CHUNK
 from gpuwatch.diagnosis.causes import moves
 from gpuwatch.diagnosis.causes.course import Course, Point, courses, ends
-from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, line, number, ruled_out, sampled
-from gpuwatch.diagnosis.explanation import Explanation, count
+from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, number, ruled_out, sampled
+from gpuwatch.diagnosis.explanation import Explanation, count, logged
 from gpuwatch.diagnosis.finding import Evidence, NotEnough
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def head_of_line(view: View) -> Iterator[Cause]:
         budget = run.number("max_num_batched_tokens")
         busy = [sample for sample in view.samples("gpu_busy_ratio") if sample.value >= 0.9]
         evidence = [
-            line(before.event),
-            line(during.event),
+            logged(before.event),
+            logged(during.event),
             *from_fact(run, "max_num_batched_tokens", "token budget of a step: {}", "tokens"),
         ]
         if busy:
@@ -57,7 +58,7 @@ def head_of_line(view: View) -> Iterator[Cause]:
             ruled_out(f"a full KV pool: it is used to {during.pool or 0:.0%}", during.event, during.pool, "ratio")
         )
         longest = run.number("max_model_len")
-        threshold = max(moves.SMALLEST_CHUNK, int((longest or 51200) * 0.04))
+        threshold = max(SMALLEST_CHUNK, int((longest or 51200) * 0.04))
         advice = [
             advise(
                 "let long prompts take only part of each step",
@@ -169,7 +170,7 @@ def cpu(view: View) -> Iterator[Cause | NotEnough]:
                 f"The container may use {cores:g} cores. PyTorch sizes its thread pools to the node's cores: work on "
                 "the CPU (sampling with penalties, tokenising) is then throttled by the quota while the GPU waits.",
                 0.45,
-                (line(event), *(line(each) for each in threads[:1])),
+                (logged(event), *(logged(each) for each in threads[:1])),
                 (
                     advise(
                         "as many threads as the container has cores, or one",
@@ -198,7 +199,7 @@ def _field(events: list[LogEvent], name: str) -> str | None:
 def _one_core(view: View, hot: list[LogEvent], idle: list[LogEvent]) -> Cause:
     threads = view.events("omp_threads")
     points = [point for course in courses(view) for point in course.points if point.running > 0]
-    evidence = [*(line(event) for event in hot[:3]), line(idle[-1]), *(line(event) for event in threads[:1])]
+    evidence = [*(logged(event) for event in hot[:3]), logged(idle[-1]), *(logged(event) for event in threads[:1])]
     if points:
         usage = max(point.pool or 0 for point in points)
         evidence.append(
@@ -277,7 +278,7 @@ def _replicas_logged(view: View) -> Iterator[Cause]:
         if len(values) > 1 and _uneven(values):
             most = max(values, key=lambda engine: values[engine])
             yield _imbalance(
-                values, most, [line(point.event) for point in points.values()][:6], points[most].event.time
+                values, most, [logged(point.event) for point in points.values()][:6], points[most].event.time
             )
             return
 

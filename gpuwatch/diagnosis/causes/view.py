@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.context import STARTED
 from gpuwatch.diagnosis.explanation import Explanation, count, size, told
 from gpuwatch.diagnosis.finding import Advice, Evidence
 from gpuwatch.engines.sizes import bytes_of
@@ -16,12 +17,12 @@ from gpuwatch.model import NAME
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gpuwatch.diagnosis.causes.course import Course
     from gpuwatch.diagnosis.causes.incident import Incident
     from gpuwatch.diagnosis.finding import Severity
     from gpuwatch.engines.version import Version
     from gpuwatch.model import Fact, LogEvent
 
-STARTED = "started"
 FRAMES_BEFORE = 400
 """Lines before an error in which the frames of its traceback are looked for; several ranks print theirs interleaved."""
 _RANKED = re.compile(r"\.((?:DP|PP|PCP|TP|DCP|EP)\d+(?:_\w+)?)$")
@@ -128,6 +129,7 @@ class View:
         for event in incident.events:
             self._events.setdefault(event.event, []).append(event)
         self.runs = _runs(incident)
+        self.courses: tuple[Course, ...] | None = None
         self._samples: dict[str, list[Sample]] = {}
         for path, labels, value, time in incident.samples:
             pairs = dict(labels)
@@ -207,11 +209,6 @@ def _runs(incident: Incident) -> tuple[Run, ...]:
 
 def _is_sglang(event: LogEvent) -> bool:
     return event.event.startswith(("sglang_", "retraction")) or event.field("pattern").startswith("sgl_")
-
-
-def line(event: LogEvent) -> Evidence:
-    """Return a log line as evidence."""
-    return Evidence(text=event.text, source=event.source, line=event.line, name=event.event)
 
 
 def ruled_out(text: str, event: LogEvent | None = None, value: float | str | None = None, unit: str = "") -> Evidence:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpuwatch.model import Labels
     from gpuwatch.pipeline.fleet.asking import Round
     from gpuwatch.pipeline.fleet.questions import Machine
+    from gpuwatch.snapshot import RuleView
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class _Known:
     """What is known between two looks."""
 
     scrape: float = q.SCRAPE_SECONDS
-    rules: Any = None
+    rules: tuple[RuleView, ...] = ()
     rules_error: str = ""
     asked_meta: int | None = None
     last: Snapshot | None = None
@@ -162,12 +163,13 @@ class Fleet:
             self._phrasing,
             time,
         )
-        self._teller.forget(alerts)
+        if "alerts" in asked.found:
+            self._teller.forget(alerts)
         findings = self._teller.findings(alerts, [labels for labels, _ in _samples(asked, "infos")])
         snapshot = self._snapshot(asked, time, findings)
         known.last = snapshot
         seen = bool(_samples(asked, "host_last_seen"))
-        ruled = "alerts" in asked.found and bool(alerts or rule_views(known.rules))
+        ruled = "alerts" in asked.found and bool(alerts or known.rules)
         return Look(snapshot, seen and ruled, tuple(alerts))
 
     def explain(self, look: Look, most: int = EXPLAINED_EACH) -> Look:
@@ -216,7 +218,7 @@ class Fleet:
         known = self._known
         if "rules" in asked.found or "rules" in asked.failed:
             known.asked_meta = time
-            known.rules = asked.found.get("rules", known.rules)
+            known.rules = rule_views(asked.found["rules"]) if "rules" in asked.found else known.rules
             known.rules_error = asked.failed["rules"].text if "rules" in asked.failed else ""
         if "scrapes" in asked.found:
             scrapes = next((value for _, value in asked.found["scrapes"].samples), None)
@@ -229,8 +231,6 @@ class Fleet:
             if isinstance(key, str) and key not in _META:
                 failure = asked.failed.get(key)
                 answers[key] = Answer(error=failure.text) if failure is not None else asked.found[key]
-        known = self._known
-        rules = rule_views(known.rules)
         missing = [(str(key), failure) for key, failure in asked.failed.items() if key not in _META]
         slow = asked.seconds >= SLOW_SHARE * self._timeout
         detail = failures_text(missing) or (f"slow: answers took {asked.seconds:.1f} s" if slow else "")
@@ -242,18 +242,22 @@ class Fleet:
             interval=self._interval,
             answers=answers,
             findings=findings,
-            rules=rules,
+            rules=self._known.rules,
             sources=(
                 SourceState("prometheus", self._url, up=True, detail=detail, age=0.0),
                 *source_states(answers),
             ),
-            problems=self._problems(rules, answers),
+            problems=self._problems(answers),
             focus=self._focus,
+            cluster_label=self._phrasing.cluster_label,
         )
 
-    def _problems(self, rules: tuple[Any, ...], answers: Mapping[str, Answer]) -> tuple[str, ...]:
+    def _problems(self, answers: Mapping[str, Answer]) -> tuple[str, ...]:
         """Return what keeps findings from being told, a line each."""
+        rules = self._known.rules
         found = []
+        if answers["alerts"].error:
+            found.append(f"which alerts fire cannot be told: {answers['alerts'].error}")
         if self._known.rules_error:
             found.append(f"whether gpuwatch's rules are loaded cannot be told: {self._known.rules_error}")
         elif not rules and not answers["alerts"].samples:
@@ -271,7 +275,14 @@ class Fleet:
         state = SourceState(
             "prometheus", self._url, up=False, reason=asked.down.reason.value, detail=asked.down.text, age=age
         )
-        last = known.last or Snapshot(time, self._started, self._url, "prometheus", self._interval)
+        last = known.last or Snapshot(
+            time,
+            self._started,
+            self._url,
+            "prometheus",
+            self._interval,
+            cluster_label=self._phrasing.cluster_label,
+        )
         others = tuple(source for source in last.sources if source.kind != "prometheus")
         if last.focus != self._focus:
             last, others = replace(last, answers=_of_fleet(last.answers), focus=self._focus), ()

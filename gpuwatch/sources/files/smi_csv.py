@@ -17,6 +17,7 @@ from gpuwatch.sources.files.smi_units import (
     number,
     stamp,
 )
+from gpuwatch.sources.nvml.integrated import memory_kind
 from gpuwatch.sources.nvml.readings import CLOCK_REASONS
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class CsvReader:
         info = {"name": row.get("name", row.get("gpu_name", "")), "pci_bus_id": row.get("pci.bus_id", "")}
         info["driver_version"] = row.get("driver_version", "")
         if any(info.values()):
-            info["memory_kind"] = "unified" if "GB10" in info["name"] else ""
+            info["memory_kind"] = memory_kind(info["name"])
             self._found.samples.add("gpu_info", 1.0, time, **labels, **info)
         for column, text in row.items():
             reason = _REASON.match(column)

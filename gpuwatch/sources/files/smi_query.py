@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gpuwatch.sources.files.smi_units import FACTORS, MIB, REASON_NAMES, absent, number, stamp
+from gpuwatch.sources.nvml.integrated import memory_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,9 +159,8 @@ class _Log:
         for kind, errors in self.errors.items():
             self._add("ecc_errors_total", errors, type=kind)
         self.errors = {}
-        kind = "unified" if "GB10" in self.info.get("name", "") else "dedicated"
         info = {key: self.info.get(key, "") for key in ("name", "pci_bus_id", "driver_version")}
-        self._add("info", 1.0, **info, memory_kind=kind)
+        self._add("info", 1.0, **info, memory_kind=memory_kind(info["name"]))
 
     def _add(self, name: str, value: float, /, **labels: str) -> None:
         self.found.is_kind("nvidia_smi")

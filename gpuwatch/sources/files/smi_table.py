@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gpuwatch.sources.files.smi_units import MIB, absent, number, stamp
+from gpuwatch.sources.nvml.integrated import memory_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,7 +95,6 @@ class _Table:
     def _gpu(self, row: re.Match[str]) -> None:
         self.gpu = {"gpu": row["gpu"]}
         self.rows += 1
-        kind = "unified" if "GB10" in row["name"] else "dedicated"
         self.found.samples.add(
             "gpu_info",
             1.0,
@@ -103,7 +103,7 @@ class _Table:
             name=row["name"].removesuffix("..."),
             pci_bus_id=row["bus"],
             driver_version=self.driver,
-            memory_kind=kind,
+            memory_kind=memory_kind(row["name"]),
         )
         if row["ecc"].isdigit():
             self._add("ecc_errors_total", float(row["ecc"]), {**self.gpu, "type": "uncorrected"})

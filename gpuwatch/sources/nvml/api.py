@@ -7,9 +7,28 @@ Return codes are those of nvml.h (``nvmlReturn_t``); two of our own are negative
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
-import pynvml
+
+def _find_library(name: str) -> str | None:
+    """Stand in for ``ctypes.util.find_library`` until it is called."""
+    from ctypes.util import find_library  # noqa: PLC0415  # this is what the worker does without
+
+    return find_library(name)
+
+
+_SEARCH = "ctypes.util"
+_stands_in = _SEARCH not in sys.modules
+if _stands_in:
+    # pynvml imports `find_library` and never calls it; with subprocess behind it, it costs the worker 1.2 MiB.
+    sys.modules[_SEARCH] = type(sys)(_SEARCH)
+    vars(sys.modules[_SEARCH])["find_library"] = _find_library
+try:
+    import pynvml
+finally:
+    if _stands_in:
+        del sys.modules[_SEARCH]
 
 UNINITIALIZED = 1
 NOT_SUPPORTED = 3

@@ -99,6 +99,17 @@ class Child:
         """Say whether the process has ended and was reaped."""
         return self._process.poll() is not None
 
+    def starved(self) -> bool:
+        """Say whether a thread of it could run and waits for a processor: what hangs in the driver does not."""
+        try:
+            for thread in os.listdir(f"/proc/{self.pid}/task"):  # noqa: PTH208  # names are all that is wanted
+                with open(f"/proc/{self.pid}/task/{thread}/stat", "rb") as file:  # noqa: PTH123  # a small file
+                    if file.read().rpartition(b") ")[2][:1] == b"R":
+                        return True
+        except OSError:
+            pass
+        return False
+
     def how_ended(self) -> str:
         """Say how the process ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):

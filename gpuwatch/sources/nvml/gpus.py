@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpuwatch.sources.nvml.attribution import Ownership
     from gpuwatch.sources.nvml.xids import Origin
 
-STATES = ("ok", "lost", "hung", "resetting", "no_permission", "failed")
+STATES = ("ok", "lost", "hung", "late", "resetting", "no_permission", "failed")
 
 XIDS = (13, 31, 43, 45, 48, 61, 62, 63, 64, 69, 74, 79, 92, 94, 95, 119, 120, 140, 143, 154)
 """Xids that are exported at 0 from the first tick, because `increase` never sees a counter that starts at 1.
@@ -27,8 +27,11 @@ Source: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors).
 UNNAMED = "index:"
 """How the placeholder of an unknown UUID begins."""
 
+LATE = "no new reading, though no call of the driver hangs: the NVML worker waits for a processor"
+
 _TROUBLE = {
     "lost": "no longer answers on the bus",
+    "late": LATE,
     "resetting": "needs a reset",
     "no_permission": "no permission to read it",
     "failed": "every call fails",
@@ -167,13 +170,17 @@ class Gpu:
 
     # -- what it comes to -----------------------------------------------------------------------------------------
 
-    def state(self, now: float, late: float) -> str:
-        """Return the state at `now`; a GPU that has not answered for `late` seconds hangs."""
+    def state(self, now: float, late: float, *, hanging: bool) -> str:
+        """Return the state at `now`.
+
+        A GPU that has not answered for `late` seconds hangs where one of its calls does, or the driver as a whole
+        (`hanging`); else its readings are late.
+        """
         if not self.present:
             return "lost"
-        if self.answered is None or now - self.answered > late:
-            return "hung"
-        return self.reported
+        if self.answered is not None and now - self.answered <= late:
+            return self.reported
+        return "hung" if hanging or self.stuck is not None else "late"
 
     def use(self) -> GpuUse:
         """Return what attribution needs. A unified memory is used by the whole machine, so its total says nothing."""
@@ -257,7 +264,7 @@ class Gpu:
             return self._absent
         if reason is None:
             return self._absent
-        detail = {"lost": "the GPU no longer answers on the bus", "hung": self.hang_text()}.get(state, "")
+        detail = {"lost": "the GPU no longer answers on the bus", "hung": self.hang_text(), "late": LATE}.get(state, "")
         return tuple(Absence(key, reason, detail) for key in self._keys or (self.key("memory_used_bytes"),))
 
     def trouble(self, state: str) -> str:

@@ -15,6 +15,7 @@ from gpuwatch.sources.nvml.api import (
     check,
     pointer,
 )
+from gpuwatch.sources.nvml.integrated import is_integrated
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 _V2 = 0x02000028
 _MOST_USED = 1.01
 """Used memory as a share of the total, above which a reading is refused as impossible."""
-_INTEGRATED = ("GB10", "DGX Spark", "Thor", "Orin", "Xavier", "Tegra")
 
 
 def system_memory(path: str = "/proc/meminfo") -> tuple[float, float]:
@@ -67,7 +67,7 @@ class Memory:
             total = 0.0
         if total == 0.0:
             self.unified = True
-        elif any(word in name for word in _INTEGRATED):
+        elif is_integrated(name):
             machine = system_memory()[0]
             self.unified = abs(total - machine) < 0.1 * machine
 

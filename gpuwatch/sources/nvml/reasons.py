@@ -46,7 +46,7 @@ WORDS: dict[int, str] = {
     28: "GPU not found",
 }
 
-CALL_REASON = {"lost": Reason.LOST, "hung": Reason.HUNG, "resetting": Reason.RESETTING}
+CALL_REASON = {"lost": Reason.LOST, "hung": Reason.HUNG, "late": Reason.TIMEOUT, "resetting": Reason.RESETTING}
 """Reason by state of a GPU, for the states that take all its values away."""
 
 RARE = frozenset({9, 12, BINDING, NO_GPU})

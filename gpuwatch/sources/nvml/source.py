@@ -32,11 +32,11 @@ class Timing:
     """Times in seconds.
 
     `missed_ticks`: after so many intervals without an answer, but at least `least_late`, a GPU's values are no longer
-    exported and it counts as hung. `start_wait`: how long the first poll waits for the worker. `replace_after`:
-    silence of the whole worker after which it is replaced. `first_delay` to `last_delay`: between two workers, doubled
-    each time. `rare_delay`: between two looks for a driver on a machine without one. `healthy_after`: how long a
-    worker has to live to reset the delay. `most_stuck`: workers that may hang in the driver, unkillable, before no
-    more are started.
+    exported; it counts as hung where something hangs, else as late. `start_wait`: how long the first poll waits for
+    the worker. `replace_after`: silence of the whole worker after which it is replaced. `first_delay` to `last_delay`:
+    between two workers, doubled each time. `rare_delay`: between two looks for a driver on a machine without one.
+    `healthy_after`: how long a worker has to live to reset the delay. `most_stuck`: workers that may hang in the
+    driver, unkillable, before no more are started.
     """
 
     interval: float = 1.0
@@ -231,7 +231,8 @@ class NvmlSource:
             return
         limit = self._timing.hopeless
         heard = max([self._started, *(gpu.answered or 0.0 for gpu in self._units.values())])
-        if now - self._beat > limit or now - heard > limit:
+        silent = now - self._beat > limit and not self._child.starved()
+        if silent or (now - heard > limit and self._hangs(now)):
             child, self._child = self._child, None
             if not child.close(0.0):
                 self._stuck.append(child)
@@ -283,8 +284,9 @@ class NvmlSource:
         self._init_stuck = float(stuck[""][1]) if "" in stuck else 0.0
         for label, (function, seconds) in stuck.items():
             gpu = self._units.get(label) or self._unnamed(label)
-            if gpu is not None:
-                gpu.stuck = (function, seconds)
+            for unit in (gpu, *self._units.values()):
+                if unit is not None and (unit is gpu or unit.label.startswith(f"{label}:")):
+                    unit.stuck = (function, seconds)
 
     def _unnamed(self, label: str) -> Gpu | None:
         """Return the GPU at `label` that has not said its UUID to this worker: the one of before, or a new one."""
@@ -331,9 +333,7 @@ class NvmlSource:
         time, late = self._clock.now(), self._timing.late
         silence = now - self._silent_since
         broken = self._failure is not None and not self._hung_failure()
-        # A worker that has not said anything yet may still be starting: on a busy machine that takes seconds.
-        began = self._child is None or self._beat > self._started or silence > self._timing.hopeless
-        hanging = silence > late and began and not broken
+        hanging = silence > late and not broken and self._hangs(now)
         heard = max((gpu.answered or 0.0 for gpu in self._gpus.values()), default=0.0)
         if (broken and now - heard > late) or (not self._gpus and not hanging):
             return self._down(time, now - begin)
@@ -344,14 +344,14 @@ class NvmlSource:
             keys.append((self._late_key,))
             values.append(silence)
             absent.append(Absence(self._late_key, Reason.HUNG, self._hang_detail(silence)))
-        states = {id(gpu): gpu.state(now, late) for gpu in self._gpus.values()}
+        states = {id(gpu): gpu.state(now, late, hanging=hanging) for gpu in self._gpus.values()}
         owners = self._owners([gpu for gpu in self._gpus.values() if states[id(gpu)] == "ok"])
         for gpu in self._gpus.values():
             state = states[id(gpu)]
             silent = state == "hung" and gpu.present
             since = now - (gpu.answered or self._silent_since) if silent else None
             parts = [gpu.standing(state, since)]
-            if state not in ("lost", "hung"):
+            if state not in ("lost", "hung", "late"):
                 parts.append(gpu.readings())
             if gpu.uuid in owners:
                 parts.append(gpu.owners(owners[gpu.uuid]))
@@ -371,6 +371,20 @@ class NvmlSource:
             duration=now - begin,
             absent=tuple(absent),
         )
+
+    def _hangs(self, now: float) -> bool:
+        """Say whether it is the driver that keeps the worker silent, and not a machine without processor time.
+
+        The worker names the calls that hang. One that has begun to speak and says nothing any more hangs as a whole,
+        unless it only waits for a processor.
+        """
+        if self._hung_failure() or self._init_stuck or self._child is None:
+            return True
+        if now - self._beat > self._timing.late:
+            spoke = self._beat > self._started or self._count is not None
+            return spoke and not self._child.starved()
+        cards = [gpu for gpu in self._gpus.values() if gpu.present and not gpu.is_mig]
+        return len(cards) >= (self._count or 1) and all(gpu.stuck is not None for gpu in cards)
 
     def _hung_failure(self) -> bool:
         return self._failure is not None and self._failure.reason is Reason.HUNG

@@ -30,6 +30,11 @@ PATIENCE = 0.5
 ALL_LOST_SECONDS = 30.0
 """After how long without any working GPU the library is loaded anew, which finds GPUs that came back elsewhere."""
 
+STUCK_BEATS = 3
+"""A call that so many signs of life in a row meet hangs."""
+ALL_GPUS = "all"
+"""Stands for the silence of all GPUs among the things that signs of life meet; labels of GPUs are numbers."""
+
 GPU_LOST = 15
 
 
@@ -46,7 +51,8 @@ class Worker:
         self._interval = interval
         self._lock = threading.Lock()
         self._devices: list[Device] = []
-        self._init_since: float | None = time.monotonic()
+        self._init_since: float | None = None
+        self._seen: dict[str, tuple[float, int]] = {}
         self.pool = Pool(interval * PATIENCE, self.run)
 
     def send(self, messages: list[list[Any]]) -> None:
@@ -75,6 +81,7 @@ class Worker:
         problem = api.binding_problem()
         if problem:
             self.give_up(BINDING, problem)
+        self._init_since = time.monotonic()
         try:
             api.ask("nvmlInit")
             version = api.ask("nvmlSystemGetDriverVersion")
@@ -140,19 +147,34 @@ class Worker:
                         self.send([["xid", device.label, event.eventData, time.time_ns() // 1_000_000]])
 
     def beat(self) -> None:
-        """Send the sign of life, with the calls that have not returned for two ticks or more."""
+        """Send the sign of life, with the calls that three of them in a row have met.
+
+        Not their age alone counts: where the processor is short, this process stands still, and its calls with it.
+        """
         now = time.monotonic()
         stuck: dict[str, list[Any]] = {}
         last_ok = max((device.asker.ok_at for device in self._devices), default=0.0)
-        if last_ok and now - last_ok > ALL_LOST_SECONDS and not any(d.asker.doing for d in self._devices):
+        lost = last_ok and now - last_ok > ALL_LOST_SECONDS and not any(d.asker.doing for d in self._devices)
+        if self._met(ALL_GPUS, last_ok if lost else None):
             self.give_up(GPU_LOST, "no GPU answers any more")
         for device in self._devices:
             doing, since = device.asker.doing, device.asker.since
-            if doing and now - since > 2 * self._interval:
+            if self._met(device.label, since if doing else None):
                 stuck[device.label] = [doing, round(now - since, 3)]
-        if self._init_since is not None and now - self._init_since > 2 * self._interval:
-            stuck[""] = ["nvmlInit", round(now - self._init_since, 3)]
+        begun = self._init_since
+        if self._met("", begun) and begun is not None:
+            stuck[""] = ["nvmlInit", round(now - begun, 3)]
         self.send([["beat", now, stuck]])
+
+    def _met(self, label: str, since: float | None) -> bool:
+        """Count the signs of life in a row that met what began at `since`; say whether they are enough."""
+        if since is None:
+            self._seen.pop(label, None)
+            return False
+        before, times = self._seen.get(label, (since, 0))
+        times = times + 1 if before == since else 1
+        self._seen[label] = (since, times)
+        return times >= STUCK_BEATS
 
 
 def main(argv: Sequence[str]) -> None:
@@ -172,7 +194,7 @@ def main(argv: Sequence[str]) -> None:
         worker.pool.watch()
         if time.monotonic() >= next_beat:
             worker.beat()
-            next_beat += interval
+            next_beat = max(next_beat + interval, time.monotonic() + interval / 2)
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ class XidCounts:
         waiting = self._open.setdefault(code, deque())
         while waiting and time - waiting[0][0] > SAME_MS:
             waiting.popleft()
-        for at, (_, known) in enumerate(waiting):
-            if known != origin:
-                del waiting[at]
-                return False
+        # All that wait were told by one way: what the other tells takes one of them away.
+        if waiting and waiting[0][1] != origin:
+            waiting.popleft()
+            return False
         waiting.append((time, origin))
         count, _ = self.counts.get(code, (0, 0))
         self.counts[code] = (count + 1, time)

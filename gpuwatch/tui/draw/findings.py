@@ -8,7 +8,8 @@ from gpuwatch.tui.draw.common import keyed, labelled, paragraph, unkeyed
 from gpuwatch.tui.format import clock, clock_short, percent, with_unit
 from gpuwatch.tui.text import clean, crop, fit, line_width, rule, width_of, wrap
 from gpuwatch.tui.view.findings import GLYPHS, TONES, advice_text, episode_text, evidence_text
-from gpuwatch.tui.view.status import conclusion, plural, problems_text
+from gpuwatch.tui.view.fleet import conclusion_on_page
+from gpuwatch.tui.view.status import plural, problems_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +89,7 @@ def overview(model: Model, width: int, room: int) -> list[Row]:
     """Return the findings for the overview: each with its cause and first advice, the evidence where room is left."""
     snapshot = model.snapshot
     assert snapshot is not None
-    glyph, words, tone = conclusion(snapshot, model.findings)
+    glyph, words, tone = conclusion_on_page(model)
     rows: list[Row] = unkeyed(problem_lines(snapshot, width))
     if words:
         rows += unkeyed([crop(((f" {glyph} ", tone), (words, tone)), width)])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.tui.draw.bars import meter
 from gpuwatch.tui.format import age, count, gib, number, percent, watts
 from gpuwatch.tui.text import clean, crop, fit, line_width, width_of
-from gpuwatch.tui.view.fleet import GLYPHS
+from gpuwatch.tui.view.findings import GLYPHS, TONES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from gpuwatch.tui.view.fleet import Machine
 
 GAP = 2
-TONES = {"critical": "crit", "warning": "warn", "info": "info", "": "dim"}
 _KV_HIGH = 0.9
 """From here a pool's figure is coloured: it says where to look, the rules say whether it is wrong."""
 
@@ -96,7 +95,7 @@ def header(found: Sequence[Machine], width: int) -> Line:
 def machine_line(machine: Machine, found: Sequence[Machine], width: int) -> Line:
     """Return the line of one machine."""
     lost = machine.lost is not None
-    glyph, tone = ("✗", "crit") if lost else (GLYPHS.get(machine.severity, " "), TONES[machine.severity])
+    glyph, tone = ("✗", "crit") if lost else (GLYPHS.get(machine.severity, " "), TONES.get(machine.severity, "dim"))
     spans: list[Span] = [(f" {glyph} ", tone), (fit(machine.name, _name_width(found, width)), "stale" if lost else "")]
     if lost:
         text = f"not scraped for {age(machine.lost)}"
@@ -131,6 +130,6 @@ def _findings(machine: Machine, room: int) -> Line:
         return ()
     worst = next((row for row in machine.findings if not row.finding.caused_by), machine.findings[0])
     more = f" +{len(machine.findings) - 1}" if len(machine.findings) > 1 else ""
-    tone = TONES[machine.severity]
+    tone = TONES.get(machine.severity, "dim")
     name = clean(worst.finding.id)
     return ((" " * GAP, ""), (fit(name, min(width_of(name), max(room - GAP - len(more), 8))), tone), (more, "dim"))

@@ -8,7 +8,7 @@ from gpuwatch.tui.draw import findings as draw
 from gpuwatch.tui.draw.common import unkeyed
 from gpuwatch.tui.screens.base import ListAndDetail
 from gpuwatch.tui.text import crop, rule
-from gpuwatch.tui.view.status import conclusion
+from gpuwatch.tui.view.fleet import conclusion_on_page
 from gpuwatch.tui.widgets.panel import Panel
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Findings(ListAndDetail):
             self.set_height(detail, 0)
             table.show(unkeyed([((" looking for GPUs and engines…", "dim"),)]), head)
             return
-        glyph, words, tone = conclusion(snapshot, model.findings)
+        glyph, words, tone = conclusion_on_page(model)
         rows = [(row.key, draw.head_line(row, width)) for row in model.findings]
         first: list[Line] = [crop(((f" {glyph} ", tone), (words, tone)), width)] if words else []
         first = [*draw.problem_lines(snapshot, width), *first]

@@ -9,8 +9,8 @@ from gpuwatch.tui.draw import fleet as draw
 from gpuwatch.tui.draw.common import keyed, labelled, unkeyed
 from gpuwatch.tui.screens.base import ListAndDetail
 from gpuwatch.tui.text import clean, crop, rule
-from gpuwatch.tui.view.fleet import totals
-from gpuwatch.tui.view.status import conclusion, prometheus_trouble
+from gpuwatch.tui.view.fleet import conclusion_of, totals
+from gpuwatch.tui.view.status import prometheus_trouble
 from gpuwatch.tui.widgets.panel import Panel
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Fleet(ListAndDetail):
         """Return the findings of one machine, or what can be said without one."""
         assert model.snapshot is not None
         if not machine.findings:
-            glyph, words, tone = conclusion(model.snapshot, ())
+            glyph, words, tone = conclusion_of(model.snapshot, (machine,))
             lines = [crop(((f" {glyph} ", tone), (words, tone)), width)]
             lines += [crop(((f" {clean(problem)}", "warn"),), width) for problem in model.snapshot.problems]
             return unkeyed(lines)

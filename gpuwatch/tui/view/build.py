@@ -32,7 +32,7 @@ def build(snapshot: Snapshot, history: History, quiet: Quiet, *, live: bool) -> 
     rows = tuple(replace(row, earlier=history.episodes(row.key, row.finding.since)) for row in rows)
     machines = fleet_view.machines(snapshot, rows) if fleet else ()
     if fleet and snapshot.focus is not None:
-        rows = tuple(row for row in rows if fleet_view.machine_of(row) == snapshot.focus)
+        rows = tuple(row for row in rows if fleet_view.machine_of(row, snapshot.cluster_label) == snapshot.focus)
     return Model(
         history=history,
         snapshot=snapshot,

@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER
 from gpuwatch.queries import PER_HOST
+from gpuwatch.tui.format import age
 from gpuwatch.tui.text import clean
-from gpuwatch.tui.view.status import plural
+from gpuwatch.tui.view.findings import GLYPHS, TONES
+from gpuwatch.tui.view.status import conclusion, plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpuwatch.snapshot import Snapshot
     from gpuwatch.tui.view.findings import Row
+    from gpuwatch.tui.view.model import Model
 
 LOST_SECONDS = 120.0
 """A machine that was scraped within the last hour and not for this long is called lost: two minutes, four scrapes of
 30 s or eight of 15 s."""
-GLYPHS = {"critical": "●", "warning": "▲", "info": "○"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +62,19 @@ class Machine:
         return self.figures.get(query)
 
 
-def machines(snapshot: Snapshot, rows: Sequence[Row], cluster_label: str = "cluster") -> tuple[Machine, ...]:
+def machines(snapshot: Snapshot, rows: Sequence[Row]) -> tuple[Machine, ...]:
     """Return every machine that the answers or the findings speak of, those in trouble first, otherwise by name."""
     figures: dict[tuple[str, str], dict[str, float]] = {}
     for query in PER_HOST:
         for labels, value in snapshot.answer(query).samples:
             own = dict(labels)
-            key = (own.get(cluster_label, ""), own.get("host", ""))
+            key = (own.get(snapshot.cluster_label, ""), own.get("host", ""))
             if value == value:  # noqa: PLR0124  # NaN is not equal to itself
                 figures.setdefault(key, {})[query] = value
     findings: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if row.finding.state == "firing" and "host" in row.finding.labels:
-            findings.setdefault(machine_of(row, cluster_label), []).append(row)
+            findings.setdefault(machine_of(row, snapshot.cluster_label), []).append(row)
     made = [
         Machine(
             key,
@@ -85,10 +87,35 @@ def machines(snapshot: Snapshot, rows: Sequence[Row], cluster_label: str = "clus
     return tuple(sorted(made, key=_order))
 
 
-def machine_of(row: Row, cluster_label: str = "cluster") -> tuple[str, str]:
-    """Return the machine that a finding is about."""
+def machine_of(row: Row, cluster_label: str) -> tuple[str, str]:
+    """Return the machine that a finding is about; `cluster_label` tells clusters apart."""
     labels = row.finding.labels
     return labels.get(cluster_label, ""), labels.get("host", "")
+
+
+def conclusion_of(snapshot: Snapshot, about: Sequence[Machine], rows: tuple[Row, ...] = ()) -> tuple[str, str, str]:
+    """Return (glyph, words, tone): what can be said about machines without a finding; unknown is never healthy."""
+    said = glyph, words, _ = conclusion(snapshot, rows)
+    if glyph not in ("✓", "·"):
+        return said
+    lost = [machine.lost for machine in about if machine.lost is not None]
+    if lost and len(lost) == len(about):
+        return "?", f"cannot tell: not scraped for {age(min(lost))}", "warn"
+    # The sources of the machine in focus are counted in the words already.
+    silent = 0 if snapshot.focus else round(sum(machine.get("host_sources_silent") or 0 for machine in about))
+    parts = [f"{plural(len(lost), 'host')} not scraped"] if lost else []
+    parts += [f"{plural(silent, 'source')} not answering"] if silent else []
+    if not parts:
+        return said
+    return "·", "; ".join(["no findings", *parts, *([words] if glyph == "·" else [])]), "dim"
+
+
+def conclusion_on_page(model: Model) -> tuple[str, str, str]:
+    """Return (glyph, words, tone) for a page without a finding: of this machine, of the one in focus, of the fleet."""
+    assert model.snapshot is not None
+    focus = model.snapshot.focus
+    about = [machine for machine in model.machines if focus in (None, machine.key)]
+    return conclusion_of(model.snapshot, about, model.findings)
 
 
 def _lost(figures: Mapping[str, float], time: int) -> float | None:
@@ -126,7 +153,7 @@ def totals(found: Sequence[Machine], *, brief: bool = False) -> list[tuple[str, 
     parts += [
         (
             f"{GLYPHS[name]} {firing.count(name)}{'' if brief else f' {name}'}",
-            {"critical": "crit", "warning": "warn"}.get(name, "info"),
+            TONES[name],
         )
         for name in ("critical", "warning", "info")
         if name in firing

@@ -163,6 +163,7 @@ def _problem(row: Gpu, missing: Mapping[tuple[str, str], Absence]) -> str:
     detail = f": {clean(absence.detail or reason_text(absence))}" if absence is not None else ""
     words = {
         "lost": "is lost",
+        "late": "gives no new figures: the NVML worker waits for a processor",
         "resetting": "is being reset",
         "no_permission": "may not be read (no permission)",
         "failed": "cannot be read",

@@ -148,8 +148,9 @@ def conclusion(snapshot: Snapshot, rows: tuple[Row, ...]) -> tuple[str, str, str
     """Return (glyph, words, tone): what can be said when there is no finding; unknown is never healthy."""
     if any(row.finding.state != "resolved" for row in rows):
         return "", "", ""
-    if prometheus_trouble(snapshot)[1] == "crit":
-        return "?", "cannot tell: Prometheus does not answer", "warn"
+    deaf = prometheus_trouble(snapshot)[1] == "crit"
+    if deaf or snapshot.answer("alerts").error:
+        return "?", f"cannot tell: Prometheus does not {'answer' if deaf else 'say which alerts fire'}", "warn"
     rules = snapshot.rules
     blind = [rule for rule in rules if rule.status in ("not_evaluable", "error")]
     down = _down(snapshot)

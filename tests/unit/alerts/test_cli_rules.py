@@ -80,6 +80,12 @@ def test_list_shows_the_user_s_rules_over_the_shipped_ones(files, capsys):
     assert len(lines) == 2 + len(load(shipped_paths()).rules)
 
 
+def test_the_environment_names_the_configuration_too(files, capsys, monkeypatch):
+    monkeypatch.setenv("GPUWATCH_CONFIG", str(files / "config.toml"))
+    assert run("list") == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[0] == "Hot"
+
+
 def test_list_as_json(files, capsys):
     assert run("list", "--json", "--config", files / "config.toml") == 0
     found = json.loads(capsys.readouterr().out)

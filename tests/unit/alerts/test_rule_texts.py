@@ -9,6 +9,7 @@ import pytest
 
 from gpuwatch.alerts.rulefile import load, shipped_paths
 from gpuwatch.model import series
+from gpuwatch.promql import templates
 from gpuwatch.promql.local import LocalQuerier
 from gpuwatch.store import Store
 
@@ -23,13 +24,26 @@ def rendered(rule, *infos):
     keys = tuple(series("gpuwatch_finding_info", **info) for info in infos)
     if keys:
         store.append("findings", 1000, keys, (1.0,) * len(keys))
-    return rule.annotation_templates["description"].render(series("x", **PLACE), 2.0, LocalQuerier(store), 1000, {})
+    template = templates.parse(rule.annotations["description"])
+    return template.render(series("x", **PLACE), 2.0, LocalQuerier(store), 1000, {})
 
 
 @pytest.mark.parametrize("path", shipped_paths(), ids=lambda path: path.name)
 def test_a_rule_file_is_what_the_tool_makes_of_it(path):
     text = path.read_text(encoding="utf-8")
     assert TOOL["annotated"](text, path.name) == text, "run: python tests/tools/rule_annotations.py"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_every_template_of_a_shipped_rule_can_be_parsed(rule):
+    for text in (*rule.labels.values(), *rule.annotations.values()):
+        assert templates.parse(text).text == text
+
+
+def test_loading_the_shipped_rules_parses_no_template():
+    before = templates.parse.cache_info()
+    load(shipped_paths())
+    assert templates.parse.cache_info() == before
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

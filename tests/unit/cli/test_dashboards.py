@@ -113,6 +113,16 @@ def test_thresholds_follow_a_rule_of_the_user(tmp_path, capsys):
     assert pool["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"] == 0.7
 
 
+def test_the_rules_are_those_of_the_environments_configuration_and_a_home_is_found(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "own.yml").write_text("groups: 7\n")
+    config = tmp_path / "config.toml"
+    config.write_text('rules = ["~/own.yml"]\n')
+    monkeypatch.setenv("GPUWATCH_CONFIG", str(config))
+    assert main(["dashboards", str(tmp_path / "out")]) == 2
+    assert str(tmp_path / "own.yml") in capsys.readouterr().err
+
+
 def test_a_refused_rule_file_is_named(tmp_path, capsys):
     own = tmp_path / "own.yml"
     own.write_text("groups: 7\n")

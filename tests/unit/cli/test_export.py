@@ -17,6 +17,20 @@ def test_the_demo_comes_out_as_openmetrics_with_its_alert(capsys):
     assert "# TYPE gpuwatch_engine_generation_tokens counter\n" in text
 
 
+def test_rules_of_the_environments_configuration_are_used_and_a_broken_file_is_said(
+    tmp_path, capsys, caplog, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "own.yml").write_text("groups: [{name: own, rules: [{alert: Always, expr: vector(1)}]}]\n")
+    (tmp_path / "broken.yml").write_text("groups: 7\n")
+    config = tmp_path / "config.toml"
+    config.write_text('rules = ["~/own.yml", "~/broken.yml"]\n')
+    monkeypatch.setenv("GPUWATCH_CONFIG", str(config))
+    assert main(["export", DEMO, "--openmetrics", "--step", "60"]) == 0
+    assert 'ALERTS{alertname="Always"' in capsys.readouterr().out
+    assert str(tmp_path / "broken.yml") in caplog.text
+
+
 def test_a_file_appears_when_it_is_complete_and_is_not_overwritten(tmp_path, capsys):
     out = tmp_path / "demo.om"
     assert main(["export", DEMO, "--openmetrics", "--step", "60", "-o", str(out)]) == 0

@@ -311,3 +311,39 @@ def test_prefill_contexts_need_cards_and_until_0_30_divide_the_cache(capsys, fol
     assert tokens("0.29.0") == pytest.approx(2 * tokens("0.33.0"), rel=0.01)
     assert main(["plan", str(folder), "--gpus", "2", "--tp", "2", "--pcp", "2"]) == 2
     assert "--tp 2 x --pp 1 x --pcp 2 needs 4 cards, but --gpus is 2" in capsys.readouterr().err
+
+
+def test_a_plan_without_all_that_it_needs_is_unknown_and_no_success_for_a_script(capsys, tmp_path):
+    lacking = {key: value for key, value in config(40, 8, 128).items() if key != "intermediate_size"}
+    (tmp_path / "config.json").write_text(json.dumps(lacking))
+    arguments = (str(tmp_path), "--gpu-memory", "80", "--context", "8192")
+    code, plan = planned(capsys, *arguments, "--fail-on", "does_not_fit")
+    assert (code, plan["verdict"], plan["fewest_gpus"]) == (1, "unknown", None)
+    assert plan["models"][0]["missing"] == ["intermediate_size"]
+    assert main(["plan", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "verdict: unknown: the config lacks what it takes to compute all parts" in printed
+    assert "fewest cards of this size: unknown" in printed
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_model_of_states_alone_is_counted_whole_and_holds_requests_of_any_length(capsys, tmp_path, engine):
+    falcon = {
+        "architectures": ["FalconMambaForCausalLM"], "hidden_size": 4096, "intermediate_size": 8192,
+        "num_hidden_layers": 64, "state_size": 16, "conv_kernel": 4, "time_step_rank": 256, "vocab_size": 65024,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(falcon))
+    arguments = (str(tmp_path), "--engine", engine, "--context", "8192")
+    _, plan = planned(capsys, *arguments, "--gpu-memory", "24")
+    parts = plan["per_gpu"][0]["components"]
+    assert parts["weights"] == pytest.approx(2 * 7_272_665_088, rel=0.001)
+    # One state, 64 layers of 8192 x (3 + 16) elements of 16 bits, is 19 MiB; vLLM has a few and a null block.
+    assert 19 * 2**20 <= parts["kv_cache"] <= 4.2 * 19 * 2**20
+    assert (plan["verdict"], plan["kv"]["bytes_per_token"], plan["models"][0]["missing"]) == ("fits", 0, [])
+    assert plan["kv"]["max_concurrency"] > 50
+    assert planned(capsys, *arguments, "--gpu-memory", "13")[1]["verdict"] == "does_not_fit"
+    main(["plan", *arguments, "--gpu-memory", "24"])
+    printed = capsys.readouterr().out
+    assert "states and no KV cache: with" in printed
+    assert "requests of any length\n" in printed

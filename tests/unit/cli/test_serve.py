@@ -317,7 +317,9 @@ def test_a_finding_keeps_its_start_over_a_restart_and_after_a_kill(start, tmp_pa
     assert since(again) == first
     again.process.kill()
     again.process.wait(10)
-    assert since(start(config)) == first
+    third = start(config)
+    assert since(third) == first
+    third.end()
     (tmp_path / "state.json").write_text("{")
     damaged = start(config)
     assert since(damaged) > first
@@ -331,7 +333,8 @@ def test_a_full_disk_stops_recording_and_state_with_a_line_each_and_nothing_else
     daemon.until(lambda: daemon.said().count("\n") >= 3)
     time.sleep(0.5)
     assert "gpuwatch_tick_seconds" in daemon.get()
-    assert sorted(daemon.said().splitlines()[1:]) == sorted(
+    told = [line for line in daemon.said().splitlines() if "serving on" not in line]
+    assert sorted(told) == sorted(
         [
             f"gpuwatch: {tmp_path / 'run.rec'}: File too large; recording stopped",
             f"gpuwatch: {tmp_path / 'state.json'}: File too large; the state is not saved",
@@ -375,6 +378,35 @@ def test_check_attach_without_a_daemon_says_so_and_judges_nothing(capsys):
     printed = capsys.readouterr()
     assert "no user or password in the address" in printed.err
     assert "secret" not in printed.err
+
+
+@pytest.mark.parametrize(("url", "sent"), [("{}", True), ("", True), ("http://other:19400", False)])
+def test_the_login_of_attach_is_used_for_its_own_address_only(url, sent, tmp_path, capsys):
+    headers = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            headers.append(dict(self.headers))
+            self.send_error(404)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    (tmp_path / "password").write_text("secret\n")
+    config = tmp_path / "gpuwatch.toml"
+    login = f'user = "u"\npassword_file = "{tmp_path / "password"}"\n'
+    config.write_text(f"[attach]\n{login}" + (f'url = "{url.format(address)}"\n' if url else ""))
+    try:
+        assert main(["check", "--config", str(config), "--attach", address, "--quiet"]) == 3
+    finally:
+        server.shutdown()
+        server.server_close()
+    capsys.readouterr()
+    assert headers
+    assert all(("Authorization" in sent_headers) == sent for sent_headers in headers)
 
 
 @pytest.mark.parametrize("option", ["engine", "log", "record", "prometheus"])

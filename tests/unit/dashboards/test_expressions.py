@@ -64,3 +64,17 @@ def test_a_count_is_zero_only_where_gpuwatch_is_seen(name):
     store = Store()
     store.append("t", 1000, (series("gpuwatch_build_info", host="h", version="1"),), [1.0])
     assert dict(LocalQuerier(store).instant(CATALOGUE[name].expr("1m"), 1000).items()) == {(): 0.0}
+
+
+def test_reasons_that_lower_the_clocks_at_the_same_time_do_not_add_up():
+    gpu = {"host": "h", "uuid": "GPU-0", "gpu": "0"}
+    keys = (
+        series("gpuwatch_gpu_throttle_seconds_total", **gpu, reason="power"),
+        series("gpuwatch_gpu_throttle_seconds_total", **gpu, reason="thermal"),
+        series("gpuwatch_gpu_engine", **gpu, server="s", basis="process"),
+    )
+    store = Store()
+    for second in range(61):
+        store.append("t", second * 1000, keys, [0.75 * second, 0.5 * second, 1.0])
+    (value,) = LocalQuerier(store).instant(CATALOGUE["engine_gpu_throttle"].expr("1m"), 60_000).items()
+    assert value[1] == pytest.approx(0.75)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from gpuwatch.diagnosis.xids import TABLE
-from tests.unit.diagnosis.watch import CONFIG, ENGINE, SERVER, Watch, event, flags, gpu, name, texts
+from gpuwatch.diagnosis.xid_table import TABLE
+from tests.unit.diagnosis.watch import CONFIG, ENGINE, RULES, SERVER, Watch, event, flags, gpu, name, texts
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -24,7 +26,7 @@ class TestXids:
     def xid(self, code, index=0, second=20, times=1):
         return {name("gpu_xid_errors_total", gpu(index), xid=str(code)): after(second, 0, times)}
 
-    def test_a_fault_of_the_card_is_found_at_once_and_is_the_root_of_what_hangs(self):
+    def test_a_fault_of_the_card_is_found_at_once_and_names_the_engine_that_stands_on_it(self):
         live = {
             **self.xid(79),
             **self.xid(154),
@@ -44,7 +46,7 @@ class TestXids:
         assert any("power supply" in advice.text for advice in finding.advice)
         assert watch.ids[0] == "xid_hardware"
         assert watch["gpu_lost"].caused_by == "xid_hardware"
-        assert watch["engine_stalled"].caused_by == "xid_hardware"
+        assert watch["engine_stalled"].caused_by is None  # an engine on another card of the host would stall as well
 
     def test_a_line_about_another_card_is_no_evidence(self):
         info = {name("gpu_info", gpu(0), pci_bus_id="00000000:19:00.0", name="H100"): 1.0}
@@ -85,6 +87,13 @@ class TestXids:
         assert "2 uncorrected ECC errors" in told
         assert "a drain, then a reset" in told
         assert "a row remap waits for a reset" in told
+
+    def test_the_rules_take_those_numbers_for_faults_of_the_card_that_the_table_does(self):
+        exprs = {rule.name: rule.expr for rule in RULES.alerts}
+        wanted = {code for code, xid in TABLE.items() if xid.kind == "hardware"}
+        for alert, operator in (("GpuwatchXidHardware", "=~"), ("GpuwatchXidSoftware", "!~")):
+            (pattern,) = re.findall(f'xid{operator}"([^"]+)"', exprs[alert])
+            assert {code for code in range(1000) if re.fullmatch(pattern, str(code))} == wanted, alert
 
     def test_every_number_has_a_meaning_and_advice(self):
         assert all(xid.meaning and xid.advice for xid in TABLE.values())
@@ -263,4 +272,4 @@ def test_what_the_engine_cannot_explain_stands_beside_a_fragmented_allocator():
         "the engine holds 78.0 GiB; weights, pool, graphs and activations explain 57.0 GiB of it, 21.0 GiB remain"
         in told
     )
-    assert "the fullest GPU holds 6.0 GiB more than a minute after the engine began to serve" in told
+    assert "the fullest GPU holds 6.0 GiB more than a minute after its engines began to serve" in told

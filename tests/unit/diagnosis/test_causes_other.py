@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpuwatch.diagnosis.xid_table import TABLE
 from tests.unit.diagnosis.incidents import CASES, Verdict, judge_log
 
 LOGS = CASES.parent / "logs"
@@ -130,6 +131,12 @@ class TestKills:
         assert verdict.firm == firm
         assert "host_memory_oversubscribed" in verdict.ids
 
+    def test_host_memory_that_does_not_reach_for_all_ranks_is_never_answered_with_none(self, tmp_path):
+        log = VLLM.replace("tensor_parallel_size': 2", "tensor_parallel_size': 8") + "max_local_cpu_size: 1.0\n"
+        memory = "MemTotal:        8388608 kB\nMemFree:         1000000 kB\nMemAvailable:    2000000 kB\n"
+        verdict = judge_log(tmp_path, log, meminfo=memory)
+        assert verdict.move("host_memory_oversubscribed", "LMCACHE_MAX_LOCAL_CPU_SIZE") == ("1", "1")
+
     def test_shared_memory_that_ran_out_outside_nccl(self, tmp_path):
         line = "OSError: [Errno 28] No space left on device: '/dev/shm/psm_1a2b3c'\n"
         assert judge_log(tmp_path, VLLM + line).ids == ["host_shm_exhaustion"]
@@ -164,9 +171,11 @@ class TestCollectives:
         )
         assert "custom all-reduce kernel" not in judge_log(tmp_path, log)["nccl_hang"].cause
 
-    def test_a_failing_gpu_explains_the_hang(self, tmp_path):
-        dmesg = "[ 9000.100000] NVRM: Xid (PCI:0000:9c:00): 94, pid=1301, name=VLLM::Worker_TP, Contained: SM (0x1). RST: No, D-RST: No\n"
+    @pytest.mark.parametrize("code", [94, 61, 158])
+    def test_a_failing_gpu_explains_the_hang(self, code, tmp_path):
+        dmesg = f"[ 9000.100000] NVRM: Xid (PCI:0000:9c:00): {code}, pid=1301, name=VLLM::Worker_TP, Ch 00000010\n"
         verdict = judge_log(tmp_path, VLLM + self.TIMEOUT.format(88000), dmesg=dmesg)
+        assert any(f": {code}, pid=1301" in evidence.text for evidence in verdict["nccl_hang"].evidence)
         assert verdict.ids[0] == "xid_hardware"
         assert verdict["nccl_hang"].caused_by == "xid_hardware"
 
@@ -194,8 +203,7 @@ class TestCollectives:
 class TestHardware:
     @pytest.mark.parametrize(
         ("code", "want"),
-        [(48, "xid_hardware"), (63, "xid_hardware"), (74, "xid_hardware"), (79, "xid_hardware"), (95, "xid_hardware"),
-         (119, "xid_hardware"), (13, "xid_software"), (31, "xid_software"), (43, "xid_software")],
+        [(code, "xid_hardware" if xid.kind == "hardware" else "xid_software") for code, xid in TABLE.items()],
     )  # fmt: skip
     def test_xids_by_class(self, code, want, tmp_path):
         line = f"[ 1234.567890] NVRM: Xid (PCI:0000:3b:00): {code}, pid=4242, name=python3, Ch 00000010\n"

@@ -8,7 +8,9 @@ import re
 import pytest
 
 from gpuwatch.diagnosis.causes import judge
+from gpuwatch.diagnosis.causes.course import courses
 from gpuwatch.diagnosis.causes.incident import Incident, Input
+from gpuwatch.diagnosis.causes.view import View
 from gpuwatch.engines.facts import FACTS
 from gpuwatch.engines.flags import FLAGS
 from gpuwatch.engines.logs import PATTERNS
@@ -70,3 +72,14 @@ def test_any_mixture_of_lines_facts_and_samples_is_judged(seed):
 
 def test_nothing_at_all_has_no_finding():
     assert judge(Incident((), (), ())) == ((), ())
+
+
+def test_the_course_of_the_load_is_worked_out_once_for_a_view():
+    lines = tuple(
+        LogEvent("stats", "", "a.log", at, at * 1000, "", (("pattern", "stats"), ("run", "3"), ("kv", "50.0")))
+        for at in range(3)
+    )
+    view = View(Incident((), (), lines))
+    (course,) = courses(view)
+    assert [point.running for point in course.points] == [3.0, 3.0, 3.0]
+    assert courses(view) is courses(view)

@@ -93,6 +93,22 @@ class TestModel:
         assert flags(finding) == [("--decode-context-parallel-size", "1", "8"), ("--data-parallel-size", None, "8")]
         assert "MLA" in texts(finding)
 
+    def test_ranks_that_split_the_tokens_hold_fewer_copies(self):
+        live = self.heads(8, 1)
+        live[name("engine_config_decode_context_parallel_size", CONFIG)] = 2.0
+        live[name("engine_config_data_parallel_size", CONFIG)] = 2.0
+        finding = Watch().run(20, live)["kv_head_replication"]
+        assert "each token is kept 4 times, and ranks beyond 2 add no room" in finding.cause
+        assert "splits the tokens over 2 ranks" in texts(finding)
+        assert flags(finding) == [("--decode-context-parallel-size", "2", "8"), ("--data-parallel-size", "2", "16")]
+
+    def test_more_attention_replicas_are_proposed_where_some_are_there(self):
+        live = self.heads(16, 2, engine_kind="sglang")
+        live[name("engine_config_data_parallel_size", {**CONFIG, "engine_kind": "sglang"})] = 2.0
+        finding = Watch((fact("flag.enable-dp-attention", value=True),)).run(20, live)["kv_head_replication"]
+        assert "each token is kept 4 times, and ranks beyond 4 add no room" in finding.cause
+        assert flags(finding) == [("--dp-size", "2", "8")]
+
     def test_sglang_is_answered_with_attention_data_parallelism(self):
         finding = Watch().run(20, self.heads(16, 8, engine_kind="sglang"))["kv_head_replication"]
         assert flags(finding) == [("--enable-dp-attention", None, "true"), ("--dp-size", None, "2")]
@@ -118,6 +134,24 @@ class TestModel:
         assert "The KV cache is stored as fp8 with scaling factors of 1.0" in finding.cause
         assert ("--kv-cache-dtype", "fp8", "auto") in flags(finding)
         assert 31 in [evidence.line for evidence in finding.evidence]
+
+    @pytest.mark.parametrize(
+        ("label", "told", "words", "current"),
+        [
+            ("auto", "fp8_e5m2", "is stored as fp8_e5m2 with", "fp8_e5m2"),
+            ("auto", "auto", "is quantised with", None),
+            ("", None, "is quantised with", None),
+        ],
+    )
+    def test_what_is_no_type_is_not_named_as_one(self, label, told, words, current):
+        live = {
+            name("engine_config_kv_cache_unscaled", CONFIG): 1.0,
+            name("engine_cache_config_info", ENGINE, cache_dtype=label): 1.0,
+        }
+        facts = (fact("flag.kv-cache-dtype", told),) if told else ()
+        finding = Watch(facts).run(5, live)["fp8_kv_accuracy"]
+        assert f"The KV cache {words} scaling factors of 1.0" in finding.cause
+        assert ("--kv-cache-dtype", current, "auto") in flags(finding)
 
     def test_a_flag_with_a_trap_says_what_it_does_and_what_to_set(self):
         live = {

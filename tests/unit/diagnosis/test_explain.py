@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -161,3 +163,21 @@ def test_events_of_another_server_and_old_ones_are_left_out():
     ]
     moment = Context(LocalQuerier(Store()), START + 120_000, Facts(), tuple(events))
     assert [item.text for item in moment.about(ENGINE).events("torch_oom", seconds=60)] == ["mine"]
+
+
+def test_the_families_of_diagnoses_are_loaded_when_an_alert_is_explained():
+    code = "import sys, gpuwatch.pipeline.core, gpuwatch.pipeline.log_causes, gpuwatch.cli.check; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    names = set(loaded.stdout.split())
+    assert "gpuwatch.diagnosis.explain" in names
+    assert not names & {"gpuwatch.diagnosis.registry", "gpuwatch.diagnosis.kv", "gpuwatch.diagnosis.hang", "statistics"}
+
+
+@pytest.mark.parametrize(
+    ("shown", "told", "version"),
+    [("0.24.0", "0.9.0", (0, 24, 0)), ("", "0.9.0", (0, 9, 0)), ("", None, None), ("dev", None, None)],
+)
+def test_the_version_is_the_page_s_else_what_a_log_told(shown, told, version):
+    live = {name("engine_info", {"host": "h", "server": SERVER, "engine_kind": "vllm"}, version=shown): 1.0}
+    facts = [fact("version", told)] if told else []
+    assert context(live, facts).about({"host": "h", "server": SERVER}).version == version

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from gpuwatch.diagnosis.context import Context
+from gpuwatch.diagnosis.explanation import Unknown
+from gpuwatch.diagnosis.host import oversubscribed
+from gpuwatch.engines.flags import flag_facts, parse_flags
+from gpuwatch.promql.local import LocalQuerier
+from gpuwatch.store import Store
+from tests.unit.diagnosis.storms import START
 from tests.unit.diagnosis.watch import CONFIG, ENGINE, SERVER, Watch, event, fact, flags, gpu, name, texts
 
 GIB = 1 << 30
@@ -116,12 +123,49 @@ class TestOversubscribed:
             name("engine_process_resident_bytes", CONFIG): 110.0 * GIB,
             name("engine_config_tensor_parallel_size", CONFIG): 4.0,
         }
-        watch = Watch((fact("flag.cpu_offload_gb", "24"),)).run(20, live)
+        given = flag_facts("vllm", parse_flags("vllm", ["--cpu-offload-gb", "24"]))
+        watch = Watch([fact(key, value) for key, value in given.items()]).run(20, live)
         finding = watch["host_memory_oversubscribed"]
         assert finding.cause == "Only 2.3 % of the host's memory are left."
         assert "the processes of 127.0.0.1:8000 hold 110.0 GiB" in texts(finding)
         assert flags(finding)[0][:2] == ("--cpu-offload-gb", "24")
         assert "each of 4 ranks" in finding.advice[0].text
+
+    @pytest.mark.parametrize(("ratio", "named"), [("8", [("--hicache-ratio", "8", None)]), ("2.0", [])])
+    def test_a_host_cache_is_named_where_it_is_larger_than_by_default(self, ratio, named):
+        live = {
+            name("host_memory_available_bytes", HOST): 3.0 * GIB,
+            name("host_memory_total_bytes", HOST): 128.0 * GIB,
+            name("engine_process_resident_bytes", CONFIG): 110.0 * GIB,
+        }
+        given = flag_facts("sglang", parse_flags("sglang", ["--hicache-ratio", ratio, "--hicache-size", "0"]))
+        watch = Watch([fact(key, value) for key, value in given.items()]).run(20, live)
+        assert [each for each in flags(watch["host_memory_oversubscribed"]) if each[0]] == named
+
+    def test_a_kill_whose_line_is_not_known_says_so_and_not_how_much_memory_is_left(self):
+        live = {
+            name("kernel_events_total", HOST, event="out_of_memory_killed"): after(10, 0, 1),
+            name("host_memory_available_bytes", HOST): 80.0 * GIB,
+            name("host_memory_total_bytes", HOST): 128.0 * GIB,
+        }
+        finding = Watch().run(20, live)["host_memory_oversubscribed"]
+        assert finding.cause == "The kernel killed a process for lack of memory; its log line is not known here."
+        assert finding.confidence == 0.7
+        assert "lines of the kernel's log that say so in 5 minutes: 1" in texts(finding)
+
+    @pytest.mark.parametrize(
+        ("alert", "missing"),
+        [
+            ("GpuwatchHostMemoryLow", "available and total memory of the host"),
+            ("GpuwatchCgroupMemoryLow", "use and limit of the control group's memory"),
+        ],
+    )
+    def test_memory_that_is_not_known_is_not_zero(self, alert, missing):
+        store = Store()
+        total = [name("host_memory_total_bytes", HOST), name("host_cgroup_memory_limit_bytes", HOST)]
+        store.append("host", START, total, [128.0 * GIB, 100.0 * GIB])
+        verdict = oversubscribed(Context(LocalQuerier(store), START).about(HOST, alert, 5.0))
+        assert verdict == Unknown(missing)
 
     def test_a_full_control_group_is_told_by_its_own_figures(self):
         live = {

@@ -247,6 +247,18 @@ class TestObservation:
         assert finding.severity == "critical"
         assert finding.evidence[-1].line == 5
 
+    def test_a_part_of_the_engine_that_died_behind_a_page_that_stands_still_is_the_cause(self):
+        live = {
+            name("engine_page_frozen_seconds", ENGINE): lambda s: max(0.0, s - 20.0),
+            name("engine_requests_running", ENGINE): 3.0,
+            name("engine_processes", CONFIG): lambda s: 3.0 if s < 21 else 2.0,
+        }
+        watch = Watch().run(40, live)
+        assert watch.first_seen == {"engine_stalled": 29}
+        finding = watch["engine_stalled"]
+        assert finding.cause.endswith("a part of the engine behind it has died: 1 of 3 processes of the engine ended.")
+        assert [evidence.value for evidence in finding.evidence if evidence.name == "gpuwatch_engine_processes"] == [2]
+
     def test_a_log_that_cannot_be_read_any_more(self):
         log = {"host": "h", "source": "log", "target": "vllm.log"}
         live = {

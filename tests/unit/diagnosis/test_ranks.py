@@ -95,6 +95,9 @@ class TestStraggler:
         finding = Watch().run(100, live)["tp_straggler"]
         assert "GPU 1 is 4 times slower" in finding.cause
         assert "PCIe link 7.9 GB/s, the others 31.5 GB/s" in texts(finding)
+        (link,) = [each for each in finding.evidence if each.unit == "bytes/s"]
+        assert link.value == pytest.approx(4 * 1.97e9, rel=0.01)  # four lanes of generation 4 at 1.97 GB/s
+        assert link.name == "gpuwatch_gpu_pcie_link_width * 123e6 * 2 ^ gpuwatch_gpu_pcie_link_generation"
 
     def test_ranks_alike_at_their_power_limit_are_healthy(self):
         clocks = [1755 * MHZ, 1700 * MHZ, 1770 * MHZ, 1690 * MHZ]
@@ -216,6 +219,26 @@ class TestHang:
         assert "number 50,404 (GATHER)" in finding.cause
         assert "not the network at start" in finding.cause
         assert flags(finding)[0] == ("--disable-custom-all-reduce", None, None)
+
+    @pytest.mark.parametrize(("seq", "start"), [(4, True), (5, False)])
+    def test_the_first_four_collectives_form_the_group(self, seq, start):
+        watch, live = self.timed_out(seq)
+        assert ("peer-to-peer" in watch.run(60, live)["nccl_hang"].cause) == start
+
+    @pytest.mark.parametrize(
+        ("kind", "cause"),
+        [
+            ("nccl_timeout", "A collective of the ranks did not end in time. Which one it was is not known here."),
+            ("rendezvous_timeout", "The ranks never met: the group was not formed in time."),
+        ],
+    )
+    def test_a_line_that_is_only_counted_tells_nothing_of_power(self, kind, cause):
+        log = {"host": "h", "log": "/var/log/vllm.log", "server": SERVER}
+        live = {**group(2, **STEADY), name("log_events_total", log, event=kind): after(50, 0, 1)}
+        finding = Watch().run(60, live)["nccl_hang"]
+        assert finding.cause.startswith(cause)
+        assert finding.confidence == 0.6
+        assert "lines of the engine's log that say so in 5 minutes: 1" in texts(finding)
 
     def test_a_failing_card_is_the_root(self):
         watch, live = self.timed_out(50404)

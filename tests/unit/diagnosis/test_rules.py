@@ -185,6 +185,14 @@ def test_every_cause_in_the_inhibition_table_is_a_finding_and_mutes_by_labels_th
         assert set(row.equal) <= {"host", "server", "model_name", "dp_rank", "uuid", "log"}
 
 
+def test_what_warns_mutes_nothing_critical_and_no_host_mutes_an_engine_that_is_down():
+    for row in INHIBITIONS:
+        critical = {id_ for id_ in row.symptoms if id_ in DIAGNOSES and DIAGNOSES[id_].severity == "critical"}
+        assert not critical or DIAGNOSES[row.cause].severity == "critical", (row.cause, critical)
+        if "engine_down" in row.symptoms:
+            assert "server" in row.equal, row.cause
+
+
 def constants():
     for path in sorted((ROOT / "gpuwatch" / "diagnosis").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

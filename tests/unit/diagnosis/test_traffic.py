@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpuwatch.diagnosis.explanation import rate
 from gpuwatch.model import series
 from tests.unit.diagnosis.watch import CONFIG, ENGINE, SERVER, SGLANG, Watch, event, fact, flags, gpu, name, texts
 
@@ -47,6 +48,18 @@ class TestQueue:
             "in 10 minutes 2560 s if nothing changes."
         )
         assert "or serve it with 5 replicas" in finding.advice[0].text
+
+    def test_rates_beyond_a_hundred_are_written_out(self):
+        finding = Watch().run(101, self.live(lambda now: 200.0 * max(0, now - 60), ended=1_130.0))["queue_growth"]
+        assert finding.cause.startswith("1,330 requests per second arrive and 1,130 end")
+        assert "open requests grow by 200 per second" in texts(finding)
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [(0.0, "0"), (0.00002, "0.000020"), (0.0521, "0.052"), (4.46, "4.5"), (9.99, "10"), (124.4, "124")],
+    )
+    def test_a_rate_has_no_exponent(self, value, text):
+        assert rate(value) == text
 
     def test_a_batch_at_its_limit_beside_an_empty_pool_is_raised_to_what_the_pool_holds(self):
         # 65,536 tokens in 512 blocks of 128, requests of 100 + 156 tokens take two blocks: 511 // 2 = 255 fit.

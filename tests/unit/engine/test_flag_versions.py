@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpuwatch.engines.flag_names import misnamed_flag
 from gpuwatch.engines.flag_versions import (  # the tables themselves are checked below
     _SPANS,
     _TRAPS,
@@ -14,6 +15,28 @@ from gpuwatch.engines.flag_versions import (  # the tables themselves are checke
     unknown_flag,
 )
 from gpuwatch.engines.flags import FLAGS
+
+
+@pytest.mark.parametrize(
+    ("version", "flag", "words"),
+    [
+        ("0.6.0", "quantization-param-path", None),  # a flag of vLLM at that time, and of SGLang now
+        ("0.8.4", "override-neuron-config", None),  # was one as well, and reads like one of today
+        ("0.8.4", "mem-fraction-static", "is a flag of SGLang; no version of vLLM has it"),
+        ("0.32.0", "quantization-param-path", "is a flag of SGLang, not of vLLM"),
+        ("", "quantization-param-path", "is a flag of SGLang, not of vLLM"),
+        ("0.31.0", "gpu-memory-utilisation", "vLLM has no --gpu-memory-utilisation"),
+    ],
+)
+def test_what_an_older_version_had_is_not_judged_by_the_newest_list(version, flag, words):
+    problem = misnamed_flag("vllm", version, flag)
+    assert words is None if problem is None else words is not None and words in problem.text
+
+
+def test_a_flag_that_an_older_version_has_refused_is_answered_with_the_nearest_name():
+    problem = misnamed_flag("vllm", "0.8.4", "gpu-memory-utilisation", refused=True)
+    assert problem is not None
+    assert problem.instead == "--gpu-memory-utilization"
 
 
 @pytest.mark.parametrize(

@@ -532,7 +532,53 @@ def test_a_new_web_configuration_is_taken_when_it_is_good_and_reported_once_when
     assert site.get(context=trusting(tls_folder / "server.pem"))[0] == 200
 
 
-def until(condition, seconds=10):
+def test_a_web_configuration_is_read_again_when_a_file_that_only_the_refused_one_names_is_mended(
+    serve, tls_folder, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr("gpuwatch.exporter.server.WATCH_SECONDS", 0.05)
+    web = tmp_path / "web.yml"
+    web.write_text("http_server_config: {headers: {X-Frame-Options: deny}}\n")
+    site = serve(web_config=str(web))
+    (tmp_path / "next.pem").write_text("damaged")
+    (tmp_path / "next.key").write_bytes((tls_folder / "server.key").read_bytes())
+    web.write_text("tls_server_config:\n  cert_file: next.pem\n  key_file: next.key\n")
+    until(lambda: "stays in force" in caplog.text)
+    assert site.get()[0] == 200
+    (tmp_path / "next.pem").write_bytes((tls_folder / "server.pem").read_bytes())
+    until(lambda: site_answers(site, trusting(tls_folder / "server.pem")))
+
+
+def test_no_connection_is_lost_while_the_configuration_is_replaced_again_and_again(serve):
+    site = serve()
+    ended = threading.Event()
+
+    def replace():
+        while not ended.wait(0.001):
+            site.server.use(site.server.prepare(), ())
+
+    replacing = threading.Thread(target=replace)
+    replacing.start()
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda _: site.get()[0], range(400)))
+    finally:
+        ended.set()
+        replacing.join()
+    assert answers == [200] * 400
+
+
+def test_a_login_that_takes_too_long_to_check_is_given_up(serve, users_file, monkeypatch):
+    site = serve(Limits(answer=0.2), web_config=str(users_file))
+    release = threading.Event()
+    monkeypatch.setattr(site.server._passwords, "check", lambda *_: release.wait(20))
+    try:
+        status, _, body = site.get(Authorization=basic("alice", "secret"))
+    finally:
+        release.set()
+    assert (status, body) == (503, b"no answer within 0.2 s\n")
+
+
+def until(condition, seconds=20):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "never happened"

@@ -77,6 +77,7 @@ SNAPSHOTS = st.builds(
     st.lists(st.tuples(TEXT, TEXT), **SMALL).map(tuple),
     st.lists(TEXT, **SMALL).map(tuple),
     st.none() | st.tuples(TEXT, TEXT),
+    TEXT,
 )
 
 

@@ -87,6 +87,17 @@ def test_the_table_gives_every_gpu_its_readings_in_base_units():
     assert found.kinds == ["nvidia_smi"]
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("NVIDIA GB10", "unified"), ("Orin (nvgpu)", "unified"), ("NVIDIA Thor", "unified"), ("NVIDIA H200", "dedicated")],
+)
+def test_a_gpu_that_shares_the_machines_memory_is_recognised_in_every_print(name, kind):
+    table = f"|   0  {name:<26} On  |   00000000:01:00.0 Off |                  Off |"
+    query = f"GPU 00000000:01:00.0\n    Product Name                          : {name}\n"
+    for reader, text in ((read_table, table), (read_csv, f"index, name\n0, {name}\n"), (read_query, query)):
+        assert values(read(reader, text), "gpu_info", "name", "memory_kind") == {(name, kind): 1}
+
+
 def test_what_the_table_does_not_know_is_absent_with_its_words():
     facts = {key: value for key, value, _, _ in read(read_table, TABLE).facts}
     assert facts["absent.gpuwatch_gpu_memory_used_bytes.1"] == "Not Supported"

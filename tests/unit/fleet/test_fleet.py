@@ -13,6 +13,11 @@ from fleet_data import STEP_SECONDS, host_name, page
 from gpuwatch.config import EndpointConfig
 from gpuwatch.pipeline.fleet.driver import LONGEST_INTERVAL
 from gpuwatch.pipeline.fleet.questions import Phrasing, scrape_seconds
+from gpuwatch.tui.history import History
+from gpuwatch.tui.view.build import build
+from gpuwatch.tui.view.findings import findings
+from gpuwatch.tui.view.fleet import machines
+from gpuwatch.tui.view.model import Quiet
 from tests.unit.fleet.conftest import MACHINES, NOW
 from tests.unit.fleet.prometheus_like import PrometheusLike, store_of, wait_until
 
@@ -257,6 +262,37 @@ def test_a_server_without_the_rules_endpoint_says_so(server, fleet_of):
     snapshot = fleet_of(server).look(MS).snapshot
     assert snapshot.problems[0].startswith("whether gpuwatch's rules are loaded cannot be told: ")
     assert len(snapshot.findings) == 5
+
+
+def test_alerts_that_cannot_be_asked_are_a_problem_and_what_was_explained_is_not_forgotten(server, fleet_of):
+    fleet = fleet_of(server)
+    explained = finding(fleet.explain(fleet.look(MS)).snapshot, "gpu_lost").cause
+    server.fault = lambda query: (422, "text/plain", b"too many samples") if query.startswith("ALERTS{") else None
+    look = fleet.look(MS)
+    assert not look.judged
+    assert look.snapshot.findings == ()
+    assert look.snapshot.problems[0].startswith("which alerts fire cannot be told: ")
+    assert "HTTP 422" in look.snapshot.problems[0]
+    server.fault = lambda _query: None
+    fleet.look(MS)  # a query that failed rests for a look
+    assert finding(fleet.look(MS).snapshot, "gpu_lost").cause == explained
+
+
+def test_the_label_of_the_configuration_tells_clusters_apart(fleet_of):
+    made = page(NOW, [0, fleet_data.STORM], gpus=2)
+    for family in made.families.values():
+        family[:] = [({**labels, "site": "east"}, points) for labels, points in family]
+    server = PrometheusLike(store_of(made))
+    try:
+        fleet = fleet_of(server, cluster_label="site")
+        snapshot = fleet.look(MS).snapshot
+        rows = findings(snapshot)
+        assert [machine.key for machine in machines(snapshot, rows)] == [("east", STORM), ("east", "gpu-000")]
+        fleet.look_at(("east", STORM))
+        model = build(fleet.look(MS).snapshot, History(), Quiet(), live=False)
+        assert [row.finding.id for row in model.findings] == ["kv_preemption_storm"]
+    finally:
+        server.close()
 
 
 def test_snapshots_come_by_themselves_and_the_explained_ones_follow(server, fleet_of):

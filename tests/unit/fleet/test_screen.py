@@ -13,7 +13,7 @@ from gpuwatch.clock import ManualClock
 from gpuwatch.tui.app import GpuwatchApp
 from gpuwatch.tui.feed import Actions
 from gpuwatch.tui.view.findings import findings
-from gpuwatch.tui.view.fleet import machines
+from gpuwatch.tui.view.fleet import conclusion_of, machines
 from tests.unit.fleet.conftest import MACHINES, NOW
 
 MS = NOW * 1000
@@ -30,6 +30,10 @@ def terminal(monkeypatch):
     yield
     monkeypatch.undo()
     time.tzset()
+
+
+PATIENCE = 20.0
+"""Seconds after which something that was waited for will not happen any more."""
 
 
 class Watched:
@@ -53,13 +57,19 @@ class Watched:
         self.fleet.look_at(self.focused[-1] if self.focused else None)
         self.callback(self.fleet.explain(self.fleet.look(ms)).snapshot)
         await self.pilot.pause()
+        deadline = time.monotonic() + PATIENCE
+        while self.app._mailbox._newest is not None and time.monotonic() < deadline:
+            await self.pilot.pause(0.01)
+        for _ in range(2):  # one pause ends after a second, whether all is drawn or not
+            await self.pilot.pause()
 
     async def press(self, *keys):
         await self.pilot.press(*keys)
         await self.pilot.pause()
 
     async def settle(self, condition):
-        for _ in range(300):
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
             await self.pilot.pause(0.01)
             if condition():
                 return
@@ -198,6 +208,40 @@ async def test_without_a_fleet_its_keys_do_nothing(server):
         await pilot.press("0")
         assert list(app._views) == ["overview"]
         assert "0 fleet" not in [strip.text for strip in app.screen._compositor.render_strips()][-1]
+
+
+def test_a_machine_that_is_lost_or_has_silent_sources_is_not_called_quiet(server, fleet_of):
+    server.rules = {"groups": [{"rules": [{"name": "GpuwatchGpuLost", "labels": {}, "state": "inactive"}]}]}
+    snapshot = fleet_of(server).look(MS).snapshot
+    found = {machine.key[1]: machine for machine in machines(snapshot, ())}
+    assert conclusion_of(snapshot, [found[host_name(0)]])[0] == "✓"
+    assert conclusion_of(snapshot, [found[GONE]]) == ("?", "cannot tell: not scraped for 2 min 15 s", "warn")
+    down = found[host_name(fleet_data.DOWN)]
+    assert conclusion_of(snapshot, [down]) == ("·", "no findings; 1 source not answering", "dim")
+    every = conclusion_of(snapshot, list(found.values()))
+    assert every == ("·", "no findings; 1 host not scraped; 1 source not answering", "dim")
+
+
+async def test_the_pages_of_a_machine_that_is_lost_do_not_call_it_quiet(screen, server):
+    server.rules = {"groups": [{"rules": [{"name": "GpuwatchGpuLost", "labels": {}, "state": "inactive"}]}]}
+    async with screen(140, 45) as s:
+        await s.look()
+        await s.press("j", "j", "j")
+        await s.settle(lambda: "cannot tell: not scraped for 2 min 15 s" in s.text())
+        await s.press("enter")
+        await s.settle(lambda: s.focused)
+        await s.look(MS + 5000)
+        assert s.focused == [("", GONE)]
+        await s.settle(lambda: "cannot tell: not scraped for 2 min 20 s" in s.text())
+        assert "all quiet" not in s.text()
+
+
+async def test_alerts_that_cannot_be_asked_are_not_silence(screen, server):
+    server.fault = lambda query: (422, "text/plain", b"") if query.startswith("ALERTS{") else None
+    async with screen(140, 45) as s:
+        await s.look()
+        await s.press("4")
+        await s.settle(lambda: "cannot tell: Prometheus does not say which alerts fire" in s.text())
 
 
 def test_a_silenced_finding_does_not_lift_its_machine(server, fleet_of):

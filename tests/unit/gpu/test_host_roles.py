@@ -10,6 +10,7 @@ import pytest
 
 from gpuwatch.clock import ManualClock
 from gpuwatch.model import label, name_of
+from gpuwatch.sources import host_roles
 from gpuwatch.sources.host import HostSource
 from gpuwatch.sources.host_roles import RoleTimes, process_role
 from gpuwatch.sources.nvml.attribution import EngineProcess
@@ -65,6 +66,32 @@ def test_of_each_role_the_busiest_process_counts_and_restarts_never_count_backwa
     finally:
         for process in (core, first, second):
             stop(process)
+
+
+def test_a_command_line_is_read_once_and_that_of_a_process_without_a_title_ever_more_rarely(monkeypatch):
+    asked = []
+    lines = {1: ["VLLM::EngineCore"], 2: ["sglang::detokenizer"], 3: ["/usr/bin/python3", "-c", "spawn_main()"]}
+
+    class Process:
+        def __init__(self, pid):
+            self.pid = pid
+
+        def cmdline(self):
+            asked.append(self.pid)
+            return lines[self.pid]
+
+    monkeypatch.setattr(host_roles.psutil, "Process", Process)
+    times = RoleTimes()
+    for second in range(100):
+        times.add({pid: (1.0, float(second)) for pid in lines})
+    assert {pid: asked.count(pid) for pid in lines} == {1: 1, 2: 1, 3: 7}  # readings 1, 2, 4, 8, 16, 32 and 64
+    lines[3] = ["VLLM::Worker_TP0"]
+    for second in range(100, 130):
+        times.add({pid: (1.0, float(second)) for pid in lines})
+    assert asked.count(3) == 8
+    assert times.seconds["worker"] == 3.0  # of the readings 128 to 130, the first of which found it out
+    times.add(dict.fromkeys(lines, (2.0, 0.0)))  # the same ids, other processes
+    assert {pid: asked.count(pid) for pid in lines} == {1: 2, 2: 2, 3: 9}
 
 
 def test_the_host_source_reports_them_by_role(tmp_path):

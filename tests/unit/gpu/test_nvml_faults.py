@@ -338,6 +338,9 @@ class Unkillable:
     def gone(self):
         return False
 
+    def starved(self):
+        return False
+
 
 def test_at_most_a_few_unkillable_workers_are_started(monkeypatch):
     monkeypatch.setattr(nvml, "Child", Unkillable)

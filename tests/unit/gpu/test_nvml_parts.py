@@ -83,12 +83,16 @@ def test_a_reading_whose_keys_are_not_known_is_left_out():
 
 def test_a_gpu_hangs_when_its_last_answer_is_too_old():
     gpu = Gpu("h", "GPU-1", "0")
-    assert gpu.state(0.0, 3.0) == "hung"
+    assert gpu.state(0.0, 3.0, hanging=True) == "hung"
+    assert gpu.state(0.0, 3.0, hanging=False) == "late"
     reading(gpu, 10.0, 1.0, 1.0, 1.0)
-    assert gpu.state(13.0, 3.0) == "ok"
-    assert gpu.state(13.1, 3.0) == "hung"
+    assert gpu.state(13.0, 3.0, hanging=True) == "ok"
+    assert gpu.state(13.1, 3.0, hanging=True) == "hung"
+    assert gpu.state(13.1, 3.0, hanging=False) == "late"
+    gpu.stuck = ("nvmlDeviceGetX", 3.0)
+    assert gpu.state(13.1, 3.0, hanging=False) == "hung"
     gpu.present = False
-    assert gpu.state(13.0, 3.0) == "lost"
+    assert gpu.state(13.0, 3.0, hanging=True) == "lost"
 
 
 @pytest.mark.parametrize(
@@ -120,11 +124,21 @@ def test_the_worker_loads_nothing_heavy():
     code = (
         "import sys\n"
         "import gpuwatch.sources.nvml.worker, gpuwatch.sources.nvml.device\n"
-        "heavy = {'numpy', 'psutil', 'requests', 'textual', 'dataclasses', 'asyncio', 'yaml'}\n"
+        "heavy = {'numpy', 'psutil', 'requests', 'textual', 'dataclasses', 'asyncio', 'yaml', 'subprocess'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert loaded.stdout.strip() == "[]"
+
+
+def test_the_search_for_libraries_that_the_worker_does_without_is_there_when_it_is_called():
+    code = (
+        "import gpuwatch.sources.nvml.api as api, ctypes.util\n"
+        "name = api.pynvml.find_library('c')\n"
+        "print(name == ctypes.util.find_library('c'), hasattr(ctypes.util, 'test'))\n"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert loaded.stdout.strip() == "True True"
 
 
 def test_the_parent_never_loads_the_library():

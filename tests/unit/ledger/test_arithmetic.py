@@ -95,3 +95,18 @@ def test_more_ranks_than_kv_heads_stop_shrinking_the_cache_and_say_so():
 def test_the_fewest_cards_are_found_by_doubling():
     assert planned(LARGE, 70e9, "bf16", "auto", 32_768, 4, 24).fewest_gpus == 8
     assert planned(SMALL, 7e9, "bf16", "auto", 32_768, 4, 24).fewest_gpus == 1
+
+
+def test_a_config_that_lacks_what_is_needed_never_fits():
+    lacking = model(40, 8, 128, layer_types=["full_attention", *["mamba"] * 39])
+    assert lacking.missing
+    large = Deployment("vllm", (0, 32, 0), 180 * GIB, context=4096)
+    plan = make_plan([Engine(lacking, large)])
+    assert (plan.verdict, plan.fewest_gpus) == ("unknown", None)
+    assert any(note.startswith("missing in the config: the sizes of the linear layers' state") for note in plan.notes)
+    # What could be computed is a lower bound, and that is enough to say no.
+    small = make_plan([Engine(lacking, Deployment("vllm", (0, 32, 0), 8 * GIB, context=4096))])
+    assert small.verdict == "does_not_fit"
+    whole = Engine(model(2, 8, 128), large)
+    assert make_plan([whole]).verdict == "fits"
+    assert make_plan([whole, Engine(lacking, large)]).verdict == "unknown"

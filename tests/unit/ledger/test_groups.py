@@ -150,3 +150,10 @@ def test_scales_of_each_head_are_counted():
 def test_a_model_that_keeps_nothing_is_refused():
     with pytest.raises(ValueError, match="no layer keeps a KV cache or a state"):
         layout(model(0, 8, 128), KvSettings())
+
+
+@pytest.mark.parametrize("version", [(0, 11, 0), (0, 20, 0), (0, 21, 0), ()])
+def test_a_pool_of_states_alone_prints_its_requests_times_their_length(version):
+    mamba = model(24, 8, 128, layer_types=["mamba"] * 24, state_size=16, intermediate_size=1536, conv_kernel=4)
+    plan = layout(mamba, KvSettings(prefix_caching=False, max_model_len=2048, version=version))
+    assert plan.tokens(100) == 100 * 2048

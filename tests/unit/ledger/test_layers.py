@@ -6,6 +6,8 @@ import pytest
 
 from gpuwatch.ledger.kv import whole_bytes_per_token
 from gpuwatch.ledger.model import Layers, State
+from gpuwatch.ledger.reading import read_model
+from gpuwatch.ledger.weights import parameters
 from tests.unit.ledger.models import model
 
 
@@ -138,3 +140,31 @@ def test_linear_layers_without_sizes_are_named_as_missing():
     found = model(4, 8, 128, layer_types=["full_attention", "mamba", "mamba", "mamba"])
     assert found.layers[1] == Layers("linear", 3)
     assert any("state" in name for name in found.missing)
+
+
+FALCON_MAMBA = {
+    "architectures": ["FalconMambaForCausalLM"], "hidden_size": 4096, "intermediate_size": 8192,
+    "num_hidden_layers": 64, "state_size": 16, "conv_kernel": 4, "expand": 16, "time_step_rank": 256,
+    "vocab_size": 65024, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+CODESTRAL_MAMBA = {
+    "architectures": ["Mamba2ForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 64, "state_size": 128,
+    "num_heads": 128, "head_dim": 64, "n_groups": 8, "conv_kernel": 4, "expand": 2, "vocab_size": 32768,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "states", "mixer", "published"),
+    [
+        (FALCON_MAMBA, (State(8192 * 3), State(8192 * 16)), "mamba1", 7_272_665_088),
+        (CODESTRAL_MAMBA, (State((8192 + 2 * 8 * 128) * 3), State(128 * 64 * 128)), "mamba2", 7_285_403_648),
+    ],
+)
+def test_a_mamba_without_attention_heads_is_mixers_and_nothing_else(config, states, mixer, published):
+    found = read_model(config)
+    assert found.missing == ()
+    assert found.layers == (Layers("linear", 64, states=states, mixer=mixer),)
+    assert (found.dense_layers, found.q_heads) == (0, 0)
+    assert parameters(found).total == pytest.approx(published, rel=1e-3)
+    assert parameters(found).feed_forward == 0

@@ -8,7 +8,7 @@ import pytest
 
 from gpuwatch.ledger.budget import GIB
 from gpuwatch.ledger.fields import ModelConfigError
-from gpuwatch.ledger.known import KNOWN
+from gpuwatch.ledger.known import known_models
 from gpuwatch.ledger.portable import LONGEST, from_portable, portable
 from gpuwatch.ledger.predict import engine_of, model_of, predict
 from gpuwatch.ledger.reading import read_model
@@ -109,7 +109,7 @@ def whole(receipt):
 
 @pytest.mark.parametrize(
     "given",
-    [*(known.config for known in KNOWN.values()), *map(whole, RECEIPTS)],
+    [*(known.config for known in known_models().values()), *map(whole, RECEIPTS)],
 )
 def test_a_model_is_the_same_after_the_journey(given):
     decorated = {**given, "auto_map": {"AutoConfig": "x"}, "id2label": {str(n): "y" * 50 for n in range(1000)}}
@@ -139,3 +139,10 @@ def test_what_is_no_description_is_refused():
         from_portable("[1]")
     with pytest.raises(ModelConfigError):
         portable(config(-2, 8, 128))
+
+
+def test_nothing_is_predicted_for_a_model_whose_config_lacks_what_is_needed():
+    lacking = {key: value for key, value in config(40, 8, 128).items() if key != "vocab_size"}
+    facts = {"model": "m", "version": "0.32.0", "model.config": json.dumps(lacking)}
+    assert model_of(facts).missing == ("vocab_size",)
+    assert engine_of("vllm", facts, 80 * GIB) is None

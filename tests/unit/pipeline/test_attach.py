@@ -114,6 +114,19 @@ def test_a_daemon_that_goes_away_leaves_its_last_snapshot_with_the_reason_and_co
     assert banner(stale) == f"ATTACHED  ✗ {state.detail}"
 
 
+def test_a_daemon_that_goes_away_between_two_ticks_leaves_an_attached_snapshot_with_all_lines(site, attach):
+    line = LogLine("vllm.log", 1, 1000, "INFO", "line 1")
+    site.daemon.answer = replace(site.daemon.answer, lines=(line,))
+    reader = attach(site.server.url)
+    reader.poll()
+    site.daemon.answer = replace(site.daemon.answer, lines=())  # nothing newer, and no tick since
+    assert reader.poll() is None
+    site.server.stop()
+    stale = reader.poll()
+    assert (stale.mode, stale.lines) == ("attached", (line,))
+    assert state_text(stale, Pulse())[1].startswith("stale since ")
+
+
 def test_a_daemon_that_was_never_there_is_an_empty_snapshot_with_the_reason(attach):
     reader = attach("http://127.0.0.1:1")
     snapshot = reader.poll()

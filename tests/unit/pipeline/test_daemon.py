@@ -151,6 +151,45 @@ def test_a_reload_that_fails_changes_nothing(running, tmp_path):
     assert daemon.live.config.engines == ()
 
 
+def test_a_rule_file_in_the_home_is_found_at_the_start_and_at_a_reload(running, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = replace(ALONE, rules=("~/own.yml",))
+    own = tmp_path / "own.yml"
+    own.write_text("groups: [{name: own, rules: [{alert: First, expr: vector(1)}]}]")
+    daemon = running(config)
+    assert "First" in {rule.name for rule in daemon.live.pipeline.rules.alerts}
+    own.write_text("groups: [{name: own, rules: [{alert: Second, expr: vector(1)}]}]")
+    daemon.reload(config)
+    assert "Second" in {rule.name for rule in daemon.live.pipeline.rules.alerts}
+
+
+@pytest.fixture
+def busy(running):
+    """A daemon whose pipeline does something else until it is released."""
+    begun, release = threading.Event(), threading.Event()
+
+    def work():
+        begun.set()
+        release.wait(60)
+
+    daemon = running()
+    daemon.live.questions.put(work)
+    assert begun.wait(20)
+    yield daemon, release
+    release.set()
+
+
+def test_a_reload_that_came_too_late_is_not_applied_afterwards(busy, monkeypatch):
+    daemon, release = busy
+    monkeypatch.setattr("gpuwatch.pipeline.daemon.RELOAD_SECONDS", 0.05)
+    engines = (EngineConfig("http://127.0.0.1:1"),)
+    with pytest.raises(ConfigError, match=r"did not take it within 0\.05 s"):
+        daemon.reload(replace(ALONE, engines=engines))
+    release.set()
+    daemon.live.questions.put(lambda: None).result(20)
+    assert daemon.config.engines == daemon.live.config.engines == ()
+
+
 def test_a_reload_says_what_needs_a_new_start_and_keeps_running_with_the_old_value(running):
     daemon = running()
     changed = daemon.reload(replace(ALONE, interval=5.0, host="other", rules=()))

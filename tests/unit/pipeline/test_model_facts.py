@@ -9,9 +9,13 @@ import sys
 
 import pytest
 
+from gpuwatch.clock import ManualClock
+from gpuwatch.config import Config, EngineConfig
 from gpuwatch.ledger.portable import from_portable
 from gpuwatch.ledger.reading import read_model
+from gpuwatch.pipeline.collect import Collector
 from gpuwatch.pipeline.model_facts import hub_cache, model_facts, model_folders, served_context
+from gpuwatch.sources.discovery.find import Discovered, FoundEngine
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -74,6 +78,27 @@ def test_a_model_of_a_hub_is_read_from_the_cache_of_the_engine(tmp_path):
         assert found["model.kv_heads"] == 4
     finally:
         process.communicate(timeout=10)
+
+
+def test_a_configuration_that_becomes_readable_later_is_told_then_and_once(tmp_path):
+    server = "127.0.0.1:8000"
+    config = Config(gpus=False, discovery=False, kernel_log="off", engines=(EngineConfig(f"http://{server}"),))
+    collector = Collector(config, ManualClock())
+    model = tmp_path / "m"
+    found = Discovered(
+        (FoundEngine(server, f"http://{server}", "vllm", os.getpid(), flags=(("model", str(model)),)),), ()
+    )
+
+    def told():
+        collector._read_models(found)
+        return [fact.key for batch in collector._take_in(found) for fact in batch.facts]
+
+    assert "model.kv_heads" not in told()
+    assert told() == []
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(LLAMA))
+    assert "model.kv_heads" in told()
+    assert told() == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -123,3 +125,9 @@ def test_a_recording_and_a_remote_screen_show_the_same_ledger(pipeline, tmp_path
         assert divided(seen) == divided(snapshot)
         assert len(seen.answer("ledger_predicted").samples) == 4
         assert seen.answer("ledger_predicted") == snapshot.answer("ledger_predicted")
+
+
+def test_who_watches_no_engine_does_without_the_arithmetic_of_predictions():
+    code = "import sys, gpuwatch.pipeline.core; print(sorted(m for m in sys.modules if 'gpuwatch.ledger.p' in m))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert loaded.stdout.strip() == "[]"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import resource
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from unit.pipeline.scenario import STORM as ROWS
 
 from gpuwatch.alerts.rulefile import load, shipped_paths
 from gpuwatch.alerts.state import Saved
+from gpuwatch.config import ConfigError
 from gpuwatch.pipeline.core import Pipeline, Settings
 from gpuwatch.pipeline.state import StateFile, default_path
 
@@ -172,6 +174,17 @@ def test_where_the_state_is_kept(monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/u")
     assert str(default_path(1)) == "/home/u/.local/state/gpuwatch/serve-1.json"
+
+
+def test_without_a_home_the_place_must_be_given(monkeypatch):
+    def nobody(_uid):
+        raise KeyError("getpwuid(): uid not found")
+
+    for name in ("STATE_DIRECTORY", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(ConfigError, match="no home directory for the state file; give --state FILE, or --state off"):
+        default_path(1)
 
 
 # The state in a pipeline

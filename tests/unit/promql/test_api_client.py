@@ -19,18 +19,24 @@ class Server:
     """Answers everything with 200 and keeps what it was asked; `redirect` sends one elsewhere first."""
 
     def __init__(self, tls=None):
-        self.asked, self.redirect, self.body = [], "", b"{}"
+        self.asked, self.redirect, self.status, self.body = [], "", 307, b"{}"
+        self.posted = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
                 outer.asked.append((self.path, dict(self.headers)))
-                self.send_response(307 if outer.redirect else 200)
+                self.send_response(outer.status if outer.redirect else 200)
                 if outer.redirect:
                     self.send_header("Location", outer.redirect)
                 self.send_header("Content-Length", str(len(outer.body)))
                 self.end_headers()
                 self.wfile.write(outer.body)
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                self.do_GET()
+                outer.posted.append(body)
 
             def log_message(self, *_):
                 pass
@@ -96,6 +102,60 @@ def test_a_token_does_not_follow_a_redirect_to_another_server(server, client_of,
         ((path, headers),) = other.asked
         assert path == "/y"
         assert "Authorization" not in headers
+    finally:
+        other.close()
+
+
+def test_no_header_that_was_given_follows_a_redirect_to_another_server(server, client_of):
+    other = Server()
+    try:
+        server.redirect = f"http://localhost:{other.port}/y"
+        client_of(f"http://127.0.0.1:{server.port}", headers={"X-Api-Key": "secret"}).ask("/x", {"query": "up"})
+        ((_, headers),) = other.asked
+        assert "X-Api-Key" not in headers
+        assert other.posted == [b"query=up"]
+        assert server.asked[0][1]["X-Api-Key"] == "secret"
+    finally:
+        other.close()
+
+
+def test_a_redirect_on_the_same_server_keeps_the_login_and_ignores_netrc(server, client_of, tmp_path, monkeypatch):
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login other password other\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("GPUWATCH_TEST_TOKEN", "mine")
+    client = client_of(f"http://127.0.0.1:{server.port}", headers={"X-Api-Key": "secret"})
+    server.redirect = "/y"
+    with pytest.raises(SourceError):  # it redirects for ever
+        client.ask("/x")
+    assert {(path, sent["Authorization"], sent["X-Api-Key"]) for path, sent in server.asked} == {
+        ("/x", "Bearer mine", "secret"),
+        ("/y", "Bearer mine", "secret"),
+    }
+
+
+@pytest.mark.parametrize("status", [301, 302, 303])
+def test_a_redirect_that_loses_what_was_sent_names_the_address_to_give(server, client_of, status):
+    server.status, server.redirect = status, "http://user:secret@prometheus.example/api?token=secret"
+    address = f"http://127.0.0.1:{server.port}"
+    with pytest.raises(SourceError) as caught:
+        client_of(address).ask("/api", {"query": "up"})
+    assert caught.value.reason is Reason.FAILED
+    assert str(caught.value) == (
+        f"{address}/api redirects with {status} to http://prometheus.example/api, which loses what was sent; "
+        "give the address that it points to"
+    )
+    assert [path for path, _ in server.asked] == ["/api"]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303])
+def test_a_question_without_a_form_follows_every_redirect(server, client_of, status):
+    other = Server()
+    try:
+        server.status, server.redirect = status, f"http://127.0.0.1:{other.port}/y"
+        assert client_of(f"http://127.0.0.1:{server.port}").ask("/x").status == 200
+        assert [path for path, _ in other.asked] == ["/y"]
     finally:
         other.close()
 

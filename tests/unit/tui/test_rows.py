@@ -90,6 +90,13 @@ def test_the_legend_gives_the_amounts_of_the_selected_gpu():
     assert "█ weights 16.0 ▓ KV 48.8 ░ 1.3" in plain(narrow)
 
 
+def test_a_gpu_whose_figures_are_late_is_not_said_to_hang():
+    scene = scenes.Scene()
+    scene.add("gpu_state", 1, **scenes.gpu_labels(0), state="late")
+    (late,) = model_of(scenes.snapshot(scene)).gpus
+    assert late.problem == "GPU 0 gives no new figures: the NVML worker waits for a processor"
+
+
 def test_hung_and_lost_gpus_say_so_and_the_others_keep_their_figures():
     gpus = model_of(scenes.troubled()).gpus
     assert [gpu.problem for gpu in gpus] == [
