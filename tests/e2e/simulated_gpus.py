@@ -49,12 +49,23 @@ class SimulatedGpus:
 
     def start(self) -> None:
         """Give each GPU one of the engine's newest processes and begin to follow the page."""
-        children = self.server.processes()[1:]
+        self.hand_to(self.server)
+        self.thread.start()
+
+    def hand_to(self, server: VllmServer) -> None:
+        """Give each GPU one of the newest processes of this server, and of no other, as the driver does."""
+        self.server = server
+        children = server.processes()[1:]
         workers = [process.pid for process in children][-self.gpus :]
         for gpu in range(self.gpus):
             self.pids[gpu] = workers[gpu % len(workers)]
+            self.fake.no_processes(gpu)
             self.fake.process(gpu, self.pids[gpu], memory=int(72.9 * GIB))
-        self.thread.start()
+
+    def free(self) -> None:
+        """Take the processes of an engine that ended from the GPUs."""
+        for gpu in range(self.gpus):
+            self.fake.no_processes(gpu)
 
     def hold(self, gpu: int, **keys: Any) -> None:
         """Keep keys of one GPU at these values from now on, whatever the engine does."""

@@ -248,19 +248,22 @@ def until_warm(server: VllmServer, seconds: float) -> None:
 
 
 def test_a_killed_worker_takes_the_engine_down_and_a_restart_raises_nothing(pair, tmp_path):
-    with watched(pair.server, tmp_path) as (_, follow):
+    with watched(pair.server, tmp_path) as (gpus, follow):
         with steady(pair.server):
             follow.lead(15)
             assert follow.ever() == []
             pair.server.workers()[1].kill()
             pair.server.process.wait(60)
+            gpus.free()
             gone = time.time()
         view = detect(follow, "engine_down", ("worker killed, server ends", PAIR), gone, 15)
         assert view.firing()[0] in ("engine_down", view.finding("engine_down")["caused_by"])
         pair.server.stop()
         pair.again(TINY)
         pair.server.wait_ready()
+        gpus.hand_to(pair.server)
         follow.wait_gone("engine_down", 30)
+        follow.wait_gone("worker_died", 30)
         back = time.time()
         pair.server.complete(tokens(400, 1), 30)
         time.sleep(15)
