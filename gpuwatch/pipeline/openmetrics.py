@@ -14,7 +14,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from gpuwatch.model import NAME, label
-from gpuwatch.pipeline.core import Pipeline, Settings
+from gpuwatch.pipeline.replay import Play
 from gpuwatch.promql.nodes import quote
 from gpuwatch.recording import Reader
 from gpuwatch.series import METRICS
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from gpuwatch.alerts.rulefile import RuleSet
     from gpuwatch.model import Labels
+    from gpuwatch.pipeline.core import Pipeline
 
-HISTORY_MS = 900_000
 _PART = re.compile(r"_(bucket|count|sum)$")
 _ORDER = {"bucket": 0, "count": 1, "sum": 2}
 
@@ -112,13 +112,10 @@ def replayed(path: str | Path, rules: RuleSet, step_ms: int = 0) -> tuple[Histor
     """
     reader = Reader(path)
     history = History(step_ms)
-    pipeline: Pipeline | None = None
+    play = Play(reader.header, rules)
     for tick in reader.ticks():
-        if pipeline is None:
-            settings = Settings(reader.header.host, "replay", reader.header.interval, HISTORY_MS)
-            pipeline = Pipeline(settings, rules, tick.time)
-        pipeline.tick(tick.time, tick.batches)
-        history.take(pipeline, tick.time)
+        play.tick(tick)
+        history.take(play.pipeline, tick.time)
     return history, reader.cut
 
 
