@@ -30,7 +30,7 @@ check: $(BIN)/pytest        ## lint, types, layout
 	$(BIN)/pytest -q tests/unit/test_layout.py
 
 e2e: $(BIN)/pytest          ## real Prometheus, real promtool, real vLLM; fetched into .cache/
-	bash tests/e2e/fetch.sh prometheus victoria vllm sglang grafana lint tmux
+	bash tests/e2e/fetch.sh prometheus victoria vllm sglang grafana lint chromium tmux
 	$(BIN)/pytest -q tests/e2e
 
 pythons:                    ## the unit tests on every CPython of the list that this machine has

@@ -74,6 +74,7 @@ class RuleView:
 class Recording:
     """A recording in progress or being replayed. `position` and `length` are in seconds, for replays.
 
+    `speed` says how many times faster than it was recorded a recording is played.
     `error` says why a recording stopped by itself, or why a replay came to its end early; `ended`: nothing follows.
     """
 
@@ -83,6 +84,7 @@ class Recording:
     position: float = 0.0
     length: float = 0.0
     ended: bool = False
+    speed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

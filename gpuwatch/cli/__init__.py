@@ -19,7 +19,10 @@ from gpuwatch import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("tui", "serve", "check", "diagnose", "doctor", "rules", "plan", "dashboards", "export")
+COMMANDS = (
+    "tui", "serve", "check", "diagnose", "doctor", "rules", "plan",
+    "probe", "record", "report", "compare", "bundle", "export", "dashboards",
+)  # fmt: skip
 
 FINE = 0
 FOUND = 1

@@ -65,6 +65,7 @@ class Seen:
 def run(args: argparse.Namespace) -> int:
     """Watch, print, and return the exit code."""
     config = watching.config_of(args)
+    keep = watching.keep_of(args)
     if args.seconds is not None and not 1 <= args.seconds <= MAX_SECONDS:
         raise UsageError(f"--for is {args.seconds:g}; allowed: 1 to {MAX_SECONDS:g} seconds")
     prometheus = fleet.config_of(args, config)
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     live.on_tick = seen.add
     if args.record:
         try:
-            live.record(args.record)
+            live.record(args.record, keep)
         except RecordingError as error:
             raise UsageError(str(error)) from None
     live.start()

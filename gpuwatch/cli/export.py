@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable
 
 NAME = "export"
 HELP = "write a recording as OpenMetrics, so that Prometheus can be filled with it"
@@ -32,15 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay the recording and write its series; return the exit code."""
-    from gpuwatch.cli import FINE, NOTHING, UsageError  # noqa: PLC0415  # --help needs none of these
-    from gpuwatch.cli.watching import config_in_use  # noqa: PLC0415
+    from gpuwatch.cli import FINE, NOTHING, UsageError, writing  # noqa: PLC0415  # --help needs none of these
     from gpuwatch.pipeline.openmetrics import replayed  # noqa: PLC0415
-    from gpuwatch.pipeline.rules import load_rules  # noqa: PLC0415
     from gpuwatch.recording import RecordingError  # noqa: PLC0415
 
     if args.json:
         raise UsageError("--json: the output is OpenMetrics text; leave --json out")
-    rules = load_rules(config_in_use(args))
+    rules = writing.rules_of(args)
     try:
         history, cut = replayed(args.recording, rules, round(args.step * 1000))
     except RecordingError as error:
@@ -50,31 +45,10 @@ def run(args: argparse.Namespace) -> int:
     if not history.series:
         print(f"gpuwatch export: {args.recording}: holds no complete tick", file=sys.stderr)
         return NOTHING
-    _write(args.output, history.lines())
+    writing.write(args.output, history.lines())
     if not args.quiet and args.output != "-":
         print(f"gpuwatch export: {history.series} series in {args.output}", file=sys.stderr)
     return FINE
-
-
-def _write(output: str, lines: Iterable[str]) -> None:
-    """Write to stdout, or to a new file that appears when it is complete."""
-    from gpuwatch.cli import UsageError  # noqa: PLC0415
-
-    if output == "-":
-        sys.stdout.writelines(lines)
-        return
-    path = Path(output)
-    if path.exists():
-        raise UsageError(f"{output}: exists already; choose another name")
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with half.open("x", encoding="utf-8") as file:
-            file.writelines(lines)
-        half.replace(path)
-    except OSError as error:
-        raise UsageError(f"{output}: {error.strerror}") from None
-    finally:
-        half.unlink(missing_ok=True)
 
 
 def _step(text: str) -> float:

@@ -37,7 +37,9 @@ def config_of(args: argparse.Namespace, config: Config) -> PrometheusConfig | No
     if args.prometheus is None:
         return None
     others = [
-        f"--{name}" for name in ("engine", "log", "record", "replay", "demo", "attach") if getattr(args, name, None)
+        f"--{name}"
+        for name in ("engine", "log", "record", "replay", "demo", "attach", "report")
+        if getattr(args, name, None)
     ]
     if others:
         raise UsageError(f"--prometheus cannot be used with {', '.join(others)}")

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
+    watching.keep_of(args)
     sys.setswitchinterval(SWITCH_SECONDS)
     service = Service(args, config_of(args))
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -105,7 +106,7 @@ class Service:
             if serve.otlp:
                 self._otlp = _otlp(self.daemon, config)
             if args.record:
-                self.daemon.live.record(args.record)
+                self.daemon.live.record(args.record, watching.keep_of(args), append=True)
             self._notifier = self._new_notifier(config)
         except (ConfigError, RecordingError) as error:
             self.server.stop()

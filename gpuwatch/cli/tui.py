@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpuwatch.cli import FINE, WRONG, UsageError, attaching, fleet, watching
+from gpuwatch.cli.reports import DEMO, Reports
 
 if TYPE_CHECKING:
     import argparse
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from gpuwatch.pipeline.fleet.driver import Fleet
     from gpuwatch.pipeline.live import Live
     from gpuwatch.pipeline.replay import Replay
+    from gpuwatch.recording import Keep
     from gpuwatch.snapshot import Mode, Snapshot
     from gpuwatch.tui.feed import Actions
 
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
 NAME = "tui"
 HELP = "show GPUs, engines and what is wrong with them; finds them by itself"
-
-DEMO = Path(__file__).resolve().parent.parent / "data" / "demo.rec"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     attaching.add_argument(parser)
     parser.add_argument("--replay", metavar="FILE", help="play a recording instead of watching")
     parser.add_argument("--demo", action="store_true", help="play a recorded run that ships with gpuwatch")
+    parser.add_argument("--report", metavar="FILE", help="write a report of what was seen (.html or .md) at the end")
 
 
 class Screen:
@@ -160,12 +161,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         raise UsageError("--json: the screen has none; gpuwatch check --json prints findings, and serve a snapshot")
     config = watching.config_of(args)
+    watching.keep_of(args)
     if args.demo and args.replay:
         raise UsageError("--demo and --replay exclude each other")
     if args.record and (args.demo or args.replay):
         raise UsageError("--record needs something live to record; it cannot be used with --demo or --replay")
+    reports = Reports(args)
     if args.attach:
-        attaching.refuse_others(args, "engine", "log", "record", "replay", "demo", "prometheus")
+        attaching.refuse_others(args, "engine", "log", "record", "replay", "demo", "prometheus", "report")
         attaching.attached(args, config)
     _check_files(args)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -174,8 +177,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("the screen is drawn on standard error, which is not a terminal here; do not redirect it")
     from gpuwatch.tui.app import GpuwatchApp  # noqa: PLC0415  # --help does not need the screen
 
-    screen = Screen(_maker(args, config))
-    app = GpuwatchApp(screen, actions(screen, args))
+    reports.spool()
+    screen = Screen(_maker(args, config, reports))
+    app = GpuwatchApp(screen, actions(screen, args, reports))
 
     def fail(message: str) -> None:
         with suppress(RuntimeError):  # the screen was left meanwhile
@@ -186,7 +190,8 @@ def run(args: argparse.Namespace) -> int:
         app.run()
     finally:
         screen.stop()
-    return app.return_code or FINE
+        failed = reports.finish()
+    return app.return_code or (WRONG if failed else FINE)
 
 
 def _check_files(args: argparse.Namespace) -> None:
@@ -202,7 +207,7 @@ def _check_files(args: argparse.Namespace) -> None:
             raise UsageError(str(error)) from None
 
 
-def _maker(args: argparse.Namespace, config: Config) -> Callable[[], Driver]:
+def _maker(args: argparse.Namespace, config: Config, reports: Reports) -> Callable[[], Driver]:
     if args.demo:
         return demo
     prometheus = fleet.config_of(args, config)
@@ -212,17 +217,18 @@ def _maker(args: argparse.Namespace, config: Config) -> Callable[[], Driver]:
         return lambda: player(args.replay, config)
     if args.attach:
         return lambda: attaching.attached(args, config)
-    return lambda: live(config, args.record)
+    keep = watching.keep_of(args) if args.record else reports.keep
+    return lambda: live(config, reports.recording, keep)
 
 
-def live(config: Config, record: str | None) -> Live:
+def live(config: Config, record: str | None, keep: Keep | None = None) -> Live:
     """Return a run on this machine."""
     from gpuwatch.clock import SystemClock  # noqa: PLC0415  # numpy and the parsers load after the first frame
     from gpuwatch.pipeline.live import Live  # noqa: PLC0415
 
     driver = Live(config, SystemClock())
     if record:
-        driver.record(record)
+        driver.record(record, keep)
     return driver
 
 
@@ -242,7 +248,7 @@ def demo() -> Replay:
     return player(DEMO, Config(), mode="demo")
 
 
-def actions(screen: Screen, args: argparse.Namespace) -> Actions:
+def actions(screen: Screen, args: argparse.Namespace, reports: Reports) -> Actions:
     """Return what the screen may do in this mode."""
     from gpuwatch.tui.feed import Actions  # noqa: PLC0415  # --help does not need the screen
 
@@ -255,14 +261,20 @@ def actions(screen: Screen, args: argparse.Namespace) -> Actions:
     def focus(machine: tuple[str, str] | None) -> None:
         screen.fleet.focus(machine)
 
+    def seek(position: float) -> None:
+        screen.player.seek(position)
+
     def record(path: str | None) -> str:
-        return screen.live.record(path)
+        reports.recording = screen.live.record(path)
+        return reports.recording
 
     def stop_recording() -> None:
         screen.live.stop_recording()
 
     if args.demo or args.replay:
-        return Actions(set_rule_detail=screen.show_rule_readings, pause=pause, speed=speed)
+        return Actions(
+            set_rule_detail=screen.show_rule_readings, pause=pause, speed=speed, seek=seek, write_report=reports.write
+        )
     if args.attach:
         return Actions(set_rule_detail=screen.show_rule_readings)
     if args.prometheus:
@@ -272,4 +284,5 @@ def actions(screen: Screen, args: argparse.Namespace) -> Actions:
         stop_recording=stop_recording,
         set_rule_detail=screen.show_rule_readings,
         demo=lambda: screen.switch(demo),
+        write_report=reports.write,
     )

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpuwatch.cli import UsageError
 from gpuwatch.config import Config, LogConfig, engine_from_url, load
 
 if TYPE_CHECKING:
-    import argparse
+    from gpuwatch.recording import Keep
 
 CONFIG_ENV = "GPUWATCH_CONFIG"
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT])B?", re.IGNORECASE)
+_SIZES = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_LEAST_SIZE, _MOST_SIZE = 10**6, 10**15
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([smhd])", re.IGNORECASE)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_LEAST_SECONDS, _MOST_SECONDS = 60.0, 3650 * 86_400.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be watched and recorded."""
+def add_arguments(parser: argparse.ArgumentParser, *, record: bool = True) -> None:
+    """Declare what can be watched and recorded; without `record` the command names the recording in its own way."""
     parser.add_argument(
         "--engine",
         metavar="URL",
@@ -30,7 +39,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="engine log: a file, -, journal:UNIT, docker:NAME or k8s:NAMESPACE/POD",
     )
-    parser.add_argument("--record", metavar="FILE", help="record everything to FILE")
+    if record:
+        parser.add_argument("--record", metavar="FILE", help="record everything to FILE")
+    parser.add_argument(
+        "--record-size",
+        metavar="SIZE",
+        type=size,
+        default=0,
+        help="keep at most so much of the recording, such as 500M or 2G: the oldest goes (default: keep everything)",
+    )
+    parser.add_argument(
+        "--record-age",
+        metavar="TIME",
+        type=duration,
+        default=0.0,
+        help="keep so much time of the recording, such as 90m, 12h or 7d (default: keep everything)",
+    )
     parser.add_argument("--interval", metavar="SECONDS", type=float, help="time between two polls (default: 1)")
 
 
@@ -42,6 +66,46 @@ def config_in_use(args: argparse.Namespace) -> Config:
     """
     path = args.config or os.environ.get(CONFIG_ENV)
     return load(path) if path else Config()
+
+
+def size(text: str) -> int:
+    """Return a number of bytes written as ``500M`` or ``2G`` (powers of 1000).
+
+    Raises:
+        ArgumentTypeError: it is none, or less than a megabyte.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    count = int(float(match[1]) * _SIZES[match[2].upper()]) if match else 0
+    if not _LEAST_SIZE <= count <= _MOST_SIZE:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: 1M to 1000T, such as 500M or 2G")
+    return count
+
+
+def duration(text: str) -> float:
+    """Return seconds written as ``90m``, ``12h`` or ``7d``.
+
+    Raises:
+        ArgumentTypeError: it is none, or less than a minute.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match[1]) * _SECONDS[match[2].lower()] if match else 0.0
+    if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: 1m to 3650d, such as 90m, 12h or 7d")
+    return seconds
+
+
+def keep_of(args: argparse.Namespace) -> Keep:
+    """Return how much of a recording is kept.
+
+    Raises:
+        UsageError: it is said of a recording that is not asked for.
+    """
+    from gpuwatch.recording import Keep  # noqa: PLC0415  # --help does not need it
+
+    keep = Keep(args.record_size, args.record_age)
+    if keep != Keep() and not getattr(args, "record", None):
+        raise UsageError("--record-size and --record-age need a recording: name its file with --record FILE")
+    return keep
 
 
 def config_of(args: argparse.Namespace) -> Config:

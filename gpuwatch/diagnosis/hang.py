@@ -56,7 +56,8 @@ def nccl_hang(subject: Subject) -> Verdict:
         evidence.append(measured(text, "engine_page_frozen_seconds", frozen, "seconds"))
     evidence += [_reading(rank) for rank in ranks if rank.busy is not None]
     if subject.alert != STANDS and not timeouts:
-        text = f"lines of the engine's log that say so in the last minutes: {count(max(1.0, subject.value))}"
+        minutes = 5 if subject.alert == NEVER_MET else 10
+        text = f"lines of the engine's log that say so in {minutes} minutes: {count(max(1.0, subject.value))}"
         evidence.insert(0, measured(text, "log_events_total", subject.value))
     if not evidence:
         return Unknown("the time-out line in the engine's log, or how busy its GPUs are")

@@ -214,7 +214,7 @@ _SNAPSHOT = _Shape(
         "absent": _many(_Shape(Absence, {"labels": _LABELS, "reason": _REASON})),
         "lines": _many(_Shape(LogLine)),
         "facts": _many(_Shape(Fact, {"value": _SCALAR})),
-        "recording": _optional(_Shape(Recording, {"position": _NUMBER, "length": _NUMBER})),
+        "recording": _optional(_Shape(Recording, {"position": _NUMBER, "length": _NUMBER, "speed": _NUMBER})),
         "looked_for": _PAIRS,
         "problems": _TEXTS,
         "focus": (

@@ -19,6 +19,7 @@ from gpuwatch.pipeline.finding_series import FindingSeries
 from gpuwatch.pipeline.health import Health
 from gpuwatch.pipeline.log_causes import LogCauses
 from gpuwatch.pipeline.predictions import Predictions
+from gpuwatch.pipeline.verdicts import Verdicts
 from gpuwatch.promql.local import LocalQuerier
 from gpuwatch.promql.values import PromQLError
 from gpuwatch.queries import QUERIES
@@ -90,7 +91,6 @@ class Pipeline:
         self._absent: dict[str, tuple[Absence, ...]] = {}
         self._said = Memory()
         self._past: deque[TickResult] = deque()
-        self._recorded: Writer | None = None
         self._lines: deque[LogLine] = deque(maxlen=LINES_KEPT)
         self._events: deque[LogEvent] = deque(maxlen=EVENTS_KEPT)
 
@@ -99,6 +99,7 @@ class Pipeline:
         begun = _time.perf_counter()
         for batch in batches:
             self._take(batch)
+        first = writer is not None and writer.fresh
         if writer is not None:
             self._record(writer, time, batches)
         for target in self._health.newly_late(time):
@@ -125,6 +126,8 @@ class Pipeline:
         not_enough += tuple(NotEnough(error.rule, f"the rule fails: {error}") for error in evaluation.errors)
         told = self._findings.batch(time, findings)
         self.store.append(told.target, told.time, told.keys, told.values)
+        if writer is not None:
+            self._verdicts.note(writer, time, findings, not_enough, first=first)
         self._took = _time.perf_counter() - begun
         result = TickResult(time, evaluation, findings, not_enough)
         self._past.append(result)
@@ -142,6 +145,7 @@ class Pipeline:
 
     def _use_rules(self, rules: RuleSet) -> None:
         self.rules = rules
+        self._verdicts = Verdicts(rules)
         self._engine = RuleEngine(rules, self.querier, self.store, refresh_ms=ANNOTATIONS_MS)
         names = list(dict.fromkeys(rule.name for rule in rules.rules))
         host = self.settings.host
@@ -190,7 +194,7 @@ class Pipeline:
             not_enough=result.not_enough,
             rules=tuple(self._rule_view(state, result.time, rules) for state in result.evaluation.rules),
             sources=self._health.states(result.time),
-            absent=tuple(absence for absences in self._absent.values() for absence in absences),
+            absent=self.absent,
             lines=tuple(self._lines),
             facts=self.facts.all(),
             recording=recording,
@@ -211,6 +215,11 @@ class Pipeline:
             except PromQLError as error:
                 answers[query.name] = Answer(error=str(error))
         return answers
+
+    @property
+    def absent(self) -> tuple[Absence, ...]:
+        """What the sources cannot read at present."""
+        return tuple(absence for absences in self._absent.values() for absence in absences)
 
     def source_states(self, time: int) -> tuple[SourceState, ...]:
         """Return the health of every source at `time`."""
@@ -234,9 +243,8 @@ class Pipeline:
         )
 
     def _record(self, writer: Writer, time: int, batches: Sequence[Batch]) -> None:
-        """Write the tick; the first batch of a new recording carries what is known already."""
-        if writer is not self._recorded and batches:
-            self._recorded = writer
+        """Write the tick; the first batch of a recording, and of a part of it, carries what is known already."""
+        if writer.fresh and batches:
             known = replace(batches[0], facts=(*self.facts.all(), *batches[0].facts))
             batches = [known, *batches[1:]]
         for batch in batches:

@@ -13,7 +13,7 @@ from gpuwatch.pipeline.core import Pipeline, Settings
 from gpuwatch.pipeline.feed import Questions, Subscribers
 from gpuwatch.pipeline.rules import load_rules
 from gpuwatch.pipeline.runner import until_next
-from gpuwatch.recording import Header, Writer
+from gpuwatch.recording import Header, RecordingError, Writer
 from gpuwatch.snapshot import Recording
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpuwatch.clock import Clock
     from gpuwatch.config import Config
     from gpuwatch.pipeline.core import TickResult
+    from gpuwatch.recording import Keep
     from gpuwatch.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,8 @@ class Live:
             now = self.clock.now()
             for target in self._collector.reconfigure(config):
                 self.pipeline.forget(target, now)
+                if self._writer is not None:
+                    self._writer.forget(target)
             if rules.groups != self.pipeline.rules.groups:
                 self.pipeline.replace_rules(rules, now)
             self.config = replace(
@@ -106,17 +109,33 @@ class Live:
         """Say whether snapshots carry the present value of each rule's comparisons."""
         self._rule_readings = wanted
 
-    def record(self, path: str | None = None) -> str:
+    def record(self, path: str | None = None, keep: Keep | None = None, *, append: bool = False) -> str:
         """Start a recording and return its path.
 
+        Args:
+            path: The file; without one a name is made of the time.
+            keep: How much of it is kept.
+            append: Go on with the recording that is there already.
+
         Raises:
-            RecordingError: the file cannot be created.
+            RecordingError: the file cannot be created, or something is recorded already.
         """
+        if self._writer is not None and not self._writer.error:
+            raise RecordingError(f"{self._writer.path}: is being recorded; stop that first")
+        now = self.clock.now()
         if path is None:
-            path = f"gpuwatch-{self.clock.now() // 1000}.rec"
-        header = Header(self.config.host_name, self.clock.now(), self.config.interval, f"gpuwatch {__version__}")
-        self._writer = Writer(path, header)
+            path = f"gpuwatch-{now // 1000}.rec"
+        settings = self.pipeline.settings
+        header = Header(
+            settings.host, now, settings.interval, f"gpuwatch {__version__}", history_ms=settings.history_ms
+        )
+        self._writer = Writer(path, header, keep, append=append)
         return path
+
+    @property
+    def recording(self) -> Writer | None:
+        """What writes the recording in progress, if there is one."""
+        return self._writer
 
     @property
     def recording_error(self) -> str:

@@ -14,7 +14,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from gpuwatch.model import NAME, label
-from gpuwatch.pipeline.replay import played
+from gpuwatch.pipeline.replay import Play
 from gpuwatch.promql.nodes import quote
 from gpuwatch.recording import Reader
 from gpuwatch.series import METRICS
@@ -112,8 +112,10 @@ def replayed(path: str | Path, rules: RuleSet, step_ms: int = 0) -> tuple[Histor
     """
     reader = Reader(path)
     history = History(step_ms)
-    for pipeline, result in played(reader, rules):
-        history.take(pipeline, result.time)
+    play = Play(reader.header, rules)
+    for tick in reader.ticks():
+        play.tick(tick)
+        history.take(play.pipeline, tick.time)
     return history, reader.cut
 
 

@@ -64,7 +64,7 @@ def investigate(
             texts.append(read_file(path, now, step))
         except UnreadableError as error:
             refused.append((path, str(error)))
-    played = [_play(text, rules, refused) for text in texts if text.recording]
+    played = [_play(text, rules, now, refused) for text in texts if text.recording]
     plain = in_order([text for text in texts if not text.recording])
     incident = join(plain, flags)
     findings, not_enough = judge(incident) if plain or flags else ((), ())
@@ -133,19 +133,27 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 # Recordings
 
 
-def _play(text: FileText, rules: Callable[[], RuleSet], refused: list[tuple[str, str]]) -> PostMortem:
+def _play(text: FileText, rules: Callable[[], RuleSet], now: int, refused: list[tuple[str, str]]) -> PostMortem:
     """Replay a recording as fast as it goes; its findings are those that were there live."""
-    from gpuwatch.pipeline.replay import replay  # noqa: PLC0415  # the pipeline is needed for recordings only
-    from gpuwatch.recording import RecordingError  # noqa: PLC0415  # as above
+    from gpuwatch.pipeline.replay import Play  # noqa: PLC0415  # the pipeline is needed for recordings only
+    from gpuwatch.recording import Reader, RecordingError  # noqa: PLC0415  # as above
 
     found: dict[object, Finding] = {}
     not_enough: tuple[NotEnough, ...] = ()
     engine, version, ticks = "", "", 0
     try:
-        for result in replay(text.recording, rules()):
+        reader = Reader(text.recording)
+        play = Play(reader.header, rules())
+        for tick in reader.ticks():
+            result = play.tick(tick)
             ticks += 1
             not_enough = result.not_enough
             found.update((finding.key, finding) for finding in result.findings if finding.state != "pending")
+        if ticks:
+            states = play.pipeline.source_states(tick.time)
+            engine, version = next(
+                ((state.engine_kind, state.engine_version) for state in states if state.engine_kind), ("", "")
+            )
     except RecordingError as error:
         refused.append((text.path, str(error).removeprefix(f"{text.recording}: ")))
         return PostMortem((), (), ())
@@ -153,7 +161,9 @@ def _play(text: FileText, rules: Callable[[], RuleSet], refused: list[tuple[str,
         if text.recording != text.path:
             with contextlib.suppress(OSError):
                 Path(text.recording).unlink()
-    note = text.note if ticks else "holds no complete tick"
+    notes = [text.note, "" if ticks else "holds no complete tick", reader.ahead(now)]
+    notes.append(reader.cut.removeprefix(f"{text.recording}: "))
+    note = "; ".join(filter(None, notes))
     return PostMortem((Input(text.path, "recording", engine, version, 0, note),), _ranked(found.values()), not_enough)
 
 

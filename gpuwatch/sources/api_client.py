@@ -136,7 +136,7 @@ class _Adapter(HTTPAdapter):
         return manager
 
 
-class _Session(requests.Session):
+class DeadlineSession(requests.Session):
     """A session whose redirects change no request and take no secret to another server.
 
     `given` are the headers of the present request that its caller gave; any of them may be a secret.
@@ -173,6 +173,16 @@ def _as_given(request: requests.PreparedRequest) -> requests.PreparedRequest:
     return request
 
 
+def deadline_session(deadline: Deadline) -> DeadlineSession:
+    """Return a session for one thread whose connections are shut down when `deadline` expires."""
+    session = DeadlineSession()
+    session.auth = _as_given
+    session.headers["User-Agent"] = "gpuwatch"
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, _Adapter(deadline))
+    return session
+
+
 class ApiClient:
     """Talks to one HTTP API over one connection. Not for several threads at once, but `close` may come from any.
 
@@ -197,13 +207,9 @@ class ApiClient:
         self.timeout = timeout
         self._headers = headers if callable(headers) else lambda: headers or {}
         self._deadline = Deadline()
-        self._session = _Session()
-        self._session.auth = _as_given
-        self._session.headers["User-Agent"] = "gpuwatch"
+        self._session = deadline_session(self._deadline)
         self._session.verify = verify
         self._session.cert = cert
-        for scheme in ("http://", "https://"):
-            self._session.mount(scheme, _Adapter(self._deadline))
 
     @classmethod
     def of(cls, config: EndpointConfig, variables: str) -> ApiClient:

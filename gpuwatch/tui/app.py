@@ -43,7 +43,6 @@ SILENCE_SECONDS = 3600.0
 NOTICE_SECONDS = 5.0
 NARROW = 100
 """Below this width the footer of some views names the other views in one entry."""
-SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
@@ -87,6 +86,7 @@ class GpuwatchApp(App[None]):
         self._notice_until = 0.0
         self._replay_halted = False
         self._speed = 1.0
+        self._sought: float | None = None
 
     def on_load(self) -> None:
         """Before the terminal is taken over: see to it that it is given back."""
@@ -188,7 +188,7 @@ class GpuwatchApp(App[None]):
         snapshot = self._mailbox.take()
         if snapshot is None:
             return
-        self._arrived_at = self._clock.monotonic()
+        self._arrived_at, self._sought = self._clock.monotonic(), None
         if self._newest is not None and self._newest.mode != snapshot.mode:
             self._walk.resume()
         self._newest = snapshot
@@ -328,7 +328,8 @@ class GpuwatchApp(App[None]):
             return
         seek = self._actions.seek
         if self._replay and seek is not None and newest.recording is not None:
-            position = min(max(newest.recording.position + seconds, 0.0), newest.recording.length)
+            start = newest.recording.position if self._sought is None else self._sought
+            position = self._sought = min(max(start + seconds, 0.0), newest.recording.length)
             self._do(lambda: seek(position), "")
         elif seconds > 0 and not self._walk.paused:
             return
@@ -341,8 +342,8 @@ class GpuwatchApp(App[None]):
         speed = self._actions.speed
         if speed is None or not self._replay:
             return
-        place = min(max(SPEEDS.index(self._speed) + by, 0), len(SPEEDS) - 1)
-        chosen = self._speed = SPEEDS[place]
+        place = min(max(keys.SPEEDS.index(self._speed) + by, 0), len(keys.SPEEDS) - 1)
+        chosen = self._speed = keys.SPEEDS[place]
         self._do(lambda: speed(chosen), f"plays at {chosen:g} times real time")
 
     def _do(self, action: Callable[[], object] | None, done: str) -> None:

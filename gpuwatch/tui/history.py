@@ -55,7 +55,10 @@ class Mark:
 
 
 class History:
-    """The screen's own memory of live snapshots; a jump back, another host or the demo starts it afresh."""
+    """The screen's own memory of snapshots; another host, the demo or a jump back starts it afresh.
+
+    A replay that goes back to what is remembered changes nothing: the same figures would come again.
+    """
 
     def __init__(self) -> None:
         self._traces: dict[tuple[Hashable, str], Pixels] = {}
@@ -78,9 +81,10 @@ class History:
     def record(self, snapshot: Snapshot, gpus: Sequence[Gpu], engines: Sequence[Engine]) -> None:
         """Remember one live snapshot and the rows made from it."""
         origin = (snapshot.mode, snapshot.host, snapshot.focus)
-        if snapshot.time < self._time or origin != self._origin:
+        again = snapshot.time <= self._time and self._knows(snapshot)
+        if origin != self._origin or (snapshot.time < self._time and not again):
             self._forget()
-        if snapshot.time == self._time:
+        if snapshot.time == self._time or (again and origin == self._origin):
             return
         gap = round((snapshot.time - self._time) / 1000 / max(snapshot.interval, 0.05)) - 1 if self._time else 0
         for gpu in gpus:
@@ -96,6 +100,11 @@ class History:
         self._mark(snapshot)
         self._close_marks(snapshot)
         self._time, self._origin = snapshot.time, origin
+
+    def _knows(self, snapshot: Snapshot) -> bool:
+        """Return whether a moment of a replay, but not its begin, is one that is remembered."""
+        oldest = min((pixels[0][0] for pixels in self._traces.values() if pixels), default=self._time + 1)
+        return snapshot.recording is not None and snapshot.recording.position > 0 and snapshot.time >= oldest
 
     def _mark(self, snapshot: Snapshot) -> None:
         """Remember when each finding began and ended; a finding that fires again gets a mark of its own."""

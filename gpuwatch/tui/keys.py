@@ -21,6 +21,9 @@ PAGES = {
 }
 """The module and class of each page."""
 
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""How many times faster than it was recorded a replay can be played."""
+
 BINDINGS: tuple[tuple[str, str], ...] = (
     *((str(i), f"view('{name}')") for i, name in enumerate(VIEWS, 1)),
     ("question_mark", "help"),
@@ -29,6 +32,8 @@ BINDINGS: tuple[tuple[str, str], ...] = (
     ("right", "walk(5)"),
     ("shift+left", "walk(-60)"),
     ("shift+right", "walk(60)"),
+    ("ctrl+left", "walk(-600)"),
+    ("ctrl+right", "walk(600)"),
     ("r", "record"),
     ("a", "acknowledge"),
     ("s", "silence"),
@@ -110,7 +115,7 @@ def help_entries(actions: Actions, *, empty: bool, replay: bool) -> list[tuple[s
         ("↑ ↓  j k", "move in the part that has the focus; page up, page down, home, end too", ""),
         ("enter  click", "open what is selected", ""),
         ("space", "pause and resume; nothing is lost meanwhile", ""),
-        ("← →", "walk back and forth in time by 5 s, with shift by 1 min", ""),
+        ("← →", "walk back and forth in time by 5 s, with shift 1 min, with ctrl 10 min", ""),
         ("+  -", "play the recording faster or slower", "faster"),
         ("r", "start and stop a recording", "record"),
         ("a", "acknowledge the finding under the cursor", "acknowledge"),

@@ -1,6 +1,6 @@
 """All measurements as one table: each line a figure, a peer or floor measured in the same run, and the budget.
 
-    python tests/bench/run.py [--quick] [--only promql|exposition|start|diagnose|fleet|live|serve]
+    python tests/bench/run.py [--quick] [--only promql|exposition|start|…]
 
 A measurement, not a test: the exit code is 0 whatever comes out. Run it on a machine that does nothing else.
 """
@@ -21,7 +21,9 @@ import bench_exposition  # noqa: E402  # the folders are put on the path just ab
 import bench_fleet  # noqa: E402
 import bench_ledger  # noqa: E402
 import bench_live  # noqa: E402
+import bench_probe  # noqa: E402
 import bench_promql  # noqa: E402
+import bench_recording  # noqa: E402
 import bench_serve  # noqa: E402
 import bench_start  # noqa: E402
 from table import print_table  # noqa: E402
@@ -33,6 +35,8 @@ PARTS = {
     "fleet": bench_fleet.rows,
     "diagnose": bench_diagnose.rows,
     "ledger": bench_ledger.rows,
+    "recording": bench_recording.rows,
+    "probe": lambda quick: bench_probe.rows(3 if quick else 5),
     "live": lambda quick: bench_live.rows(20.0 if quick else 90.0),
     "serve": lambda quick: bench_serve.rows(20.0 if quick else 90.0),
 }

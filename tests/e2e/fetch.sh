@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fetch the real programs of the end-to-end tests into the cache folder: prometheus (with promtool), vllm, sglang, peers,
-# grafana (its Python SDK), victoria (VictoriaMetrics), lint, tmux.
+# grafana (its Python SDK), victoria (VictoriaMetrics), lint, chromium, tmux.
 # usage: fetch.sh NAME...        environment: GPUWATCH_CACHE (default: .cache of the checkout)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -135,6 +135,23 @@ fetch_lint() {
   touch "$venv/complete"
 }
 
+# Chromium with the libraries that this machine lacks, unpacked, not installed.
+fetch_chromium() {
+  [ -x "$cache/chromium/usr/lib/chromium/chromium" ] && return
+  command -v chromium > /dev/null && return
+  local work packages; work=$(mktemp -d)
+  chmod 755 "$work"
+  apt-cache show chromium > /dev/null 2>&1 || apt-get update -qq
+  packages=$(apt-get install -s --no-install-recommends chromium 2>/dev/null | awk '/^Inst/ {print $2}')
+  (cd "$work"
+   # shellcheck disable=SC2086  # one word per package
+   apt-get -qq download $packages 2>/dev/null || { apt-get update -qq && apt-get -qq download $packages; }
+   for package in ./*.deb; do dpkg -x "$package" "$work/out"; done)
+  rm -rf "$cache/chromium"
+  mv "$work/out" "$cache/chromium"
+  rm -rf "$work"
+}
+
 fetch_tmux() {
   command -v tmux > /dev/null && return
   apt-get install -y -qq tmux 2>/dev/null || { apt-get update -qq && apt-get install -y -qq tmux; }
@@ -142,7 +159,7 @@ fetch_tmux() {
 
 for name in "$@"; do
   case $name in
-    prometheus | vllm | sglang | peers | grafana | victoria | lint | tmux) "fetch_$name" ;;
-    *) echo "fetch.sh: unknown name '$name'; allowed: prometheus vllm sglang peers grafana victoria lint tmux" >&2; exit 2 ;;
+    prometheus | vllm | sglang | peers | grafana | victoria | lint | chromium | tmux) "fetch_$name" ;;
+    *) echo "fetch.sh: unknown name '$name'; allowed: prometheus vllm sglang peers grafana victoria lint chromium tmux" >&2; exit 2 ;;
   esac
 done

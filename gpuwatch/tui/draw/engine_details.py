@@ -8,9 +8,9 @@ from gpuwatch.queries import QUERIES
 from gpuwatch.tui.draw.bars import chart
 from gpuwatch.tui.draw.common import beside, labelled
 from gpuwatch.tui.draw.figures import figure
-from gpuwatch.tui.format import count, with_unit
 from gpuwatch.tui.text import clean, crop, fit
 from gpuwatch.tui.view.engines import RANK_FIGURES, SERVER_FIGURES
+from gpuwatch.units import count, with_unit
 
 if TYPE_CHECKING:
     from gpuwatch.tui.text import Line

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.tui.draw.bars import meter, sparkline
 from gpuwatch.tui.draw.common import keyed, pair
-from gpuwatch.tui.format import age, count, number, percent, seconds
 from gpuwatch.tui.text import crop, fit, flow, line_width, rule
+from gpuwatch.units import age, count, number, percent, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

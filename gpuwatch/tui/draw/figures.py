@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.queries import QUERIES
-from gpuwatch.tui.format import with_unit
 from gpuwatch.tui.text import crop, fit, width_of
 from gpuwatch.tui.view.table import figure_name
+from gpuwatch.units import with_unit
 
 if TYPE_CHECKING:
     from gpuwatch.tui.text import Line

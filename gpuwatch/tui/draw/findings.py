@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.tui.draw.common import keyed, labelled, paragraph, unkeyed
-from gpuwatch.tui.format import clock, clock_short, percent, with_unit
 from gpuwatch.tui.text import clean, crop, fit, line_width, rule, width_of, wrap
 from gpuwatch.tui.view.findings import GLYPHS, TONES, advice_text, episode_text, evidence_text
 from gpuwatch.tui.view.fleet import conclusion_on_page
 from gpuwatch.tui.view.status import plural, problems_text
+from gpuwatch.units import clock, clock_short, percent, with_unit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

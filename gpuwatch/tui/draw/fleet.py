@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.tui.draw.bars import meter
-from gpuwatch.tui.format import age, count, gib, number, percent, watts
 from gpuwatch.tui.text import clean, crop, fit, line_width, width_of
 from gpuwatch.tui.view.findings import GLYPHS, TONES
+from gpuwatch.units import age, count, gib, number, percent, watts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwatch.tui.draw.common import labelled
-from gpuwatch.tui.format import clock
 from gpuwatch.tui.text import clean, crop, cut, fit, line_width, width_of
 from gpuwatch.tui.view.status import banner, link_trouble, plural, recording_text, sources_text, state_text
+from gpuwatch.units import clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,9 +9,9 @@ from gpuwatch.tui.draw.bars import chart
 from gpuwatch.tui.draw.charts import side_by_side
 from gpuwatch.tui.draw.common import beside, labelled
 from gpuwatch.tui.draw.figures import figure
-from gpuwatch.tui.format import age, count, percent, size, with_unit
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.view.gpus import FIGURES, GOOD_STATES
+from gpuwatch.units import age, count, percent, size, with_unit
 
 if TYPE_CHECKING:
     from gpuwatch.tui.text import Line

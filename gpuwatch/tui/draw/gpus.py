@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpuwatch.tui.draw.bars import stacked
 from gpuwatch.tui.draw.common import columns
-from gpuwatch.tui.format import GIB, age, celsius, count, gib, megahertz, percent, size, watts, with_unit
 from gpuwatch.tui.text import clean, crop, fit, flow, line_width, rule, width_of
 from gpuwatch.tui.view.ledger import FREE, KINDS
+from gpuwatch.units import GIB, age, celsius, count, gib, megahertz, percent, size, watts, with_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from gpuwatch.tui.draw.bars import PEAK
 from gpuwatch.tui.draw.common import columns, labelled
 from gpuwatch.tui.draw.gpus import bar
-from gpuwatch.tui.format import age, count, gib, percent, size
 from gpuwatch.tui.text import clean, crop, fit
 from gpuwatch.tui.view.ledger import FREE, KINDS, Kind, compared, what_if
+from gpuwatch.units import age, count, gib, percent, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,9 +6,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gpuwatch.tui.draw.common import labelled
-from gpuwatch.tui.format import clock
 from gpuwatch.tui.text import clean, crop, fit
 from gpuwatch.tui.view.logs import level_tone
+from gpuwatch.units import clock
 
 if TYPE_CHECKING:
     from gpuwatch.model import LogLine

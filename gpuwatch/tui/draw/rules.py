@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.tui.draw.common import columns, labelled
-from gpuwatch.tui.format import number
 from gpuwatch.tui.text import clean, crop, fit, width_of, wrap
 from gpuwatch.tui.view.rules import holds, rules, verdict
 from gpuwatch.tui.view.status import source_rows
+from gpuwatch.units import number
 
 if TYPE_CHECKING:
     from gpuwatch.snapshot import Snapshot

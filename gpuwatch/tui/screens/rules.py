@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.tui.draw import rules as draw
 from gpuwatch.tui.draw.common import unkeyed
-from gpuwatch.tui.format import seconds, size
 from gpuwatch.tui.screens.base import View
 from gpuwatch.tui.text import crop, rule
 from gpuwatch.tui.widgets.panel import Panel
+from gpuwatch.units import seconds, size
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult

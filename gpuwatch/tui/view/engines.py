@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpuwatch.tui.format import age
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.view.reasons import source_problem
 from gpuwatch.tui.view.table import (
@@ -19,6 +18,7 @@ from gpuwatch.tui.view.table import (
     texts,
     why_absent,
 )
+from gpuwatch.units import age
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER
-from gpuwatch.tui.format import clock, percent, seconds, with_unit
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.view.table import GPU_KEY
+from gpuwatch.units import clock, percent, seconds, with_unit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

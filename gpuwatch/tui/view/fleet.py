@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER
 from gpuwatch.queries import PER_HOST
-from gpuwatch.tui.format import age
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.view.findings import GLYPHS, TONES
 from gpuwatch.tui.view.status import conclusion, plural
+from gpuwatch.units import age
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

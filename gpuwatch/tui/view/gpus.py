@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpuwatch.tui.format import age
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.view.ledger import Part, parts_of
 from gpuwatch.tui.view.reasons import source_problem
@@ -20,6 +19,7 @@ from gpuwatch.tui.view.table import (
     texts,
     why_absent,
 )
+from gpuwatch.units import age
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER
-from gpuwatch.tui.format import number
 from gpuwatch.tui.text import clean
+from gpuwatch.units import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwatch.tui.format import age, clock, seconds, size
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.view.reasons import source_problem
+from gpuwatch.units import age, clock, seconds, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +65,8 @@ def banner(snapshot: Snapshot | None) -> str:
     position = ""
     if recording is not None and recording.length > 0:
         position = f"  {seconds(float(round(recording.position)))} of {seconds(float(round(recording.length)))}"
+    if recording is not None and recording.speed != 1:
+        position += f"  {recording.speed:g} times as fast"
     if snapshot.mode == "prometheus":
         return prometheus_trouble(snapshot)[0]
     if snapshot.mode == "attached" and link_trouble(snapshot):

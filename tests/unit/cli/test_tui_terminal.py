@@ -18,6 +18,7 @@ import pytest
 from unit.exporter.conftest import Site
 from unit.tui import scenes
 
+from gpuwatch.cli.reports import DEMO
 from gpuwatch.recording import Header, Writer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -159,3 +160,47 @@ def test_an_attached_screen_shows_the_daemons_values_and_says_when_they_are_old(
     screen.until(b"connection refused: nothing listens at 127.0.0.1:")
     screen.keys(b"q")
     assert screen.exit_code() == 0
+
+
+def test_a_replay_is_paused_taken_forth_and_reported(terminal, tmp_path):
+    report = tmp_path / "out.md"
+    screen = terminal("--replay", DEMO, "--report", report)
+    screen.until(b"REPLAY")
+    screen.keys(b" ")
+    screen.until(b"paused")
+    screen.keys(b"\x1b[1;2C")  # shift and right: a minute on, into the storm
+    screen.until(b"kv_preemption_storm")
+    screen.keys(b"q")
+    assert screen.exit_code(60) == 0
+    assert f"gpuwatch tui: report in {report}".encode() in screen.output
+    assert "kv_preemption_storm" in report.read_text()
+
+
+def test_a_live_run_that_nobody_records_is_reported_all_the_same(terminal, tmp_path, alone, monkeypatch):
+    report, spool = tmp_path / "out.html", tmp_path / "spool"
+    spool.mkdir()
+    monkeypatch.setenv("TMPDIR", str(spool))
+    log = ROOT / "tests" / "fixtures" / "logs" / "vllm_0_31_0_killed.log"
+    screen = terminal("--config", alone, "--log", log, "--report", report)
+    screen.until(b"rec ")
+    assert list(spool.glob("gpuwatch-*/run.rec"))
+    screen.keys(b"q")
+    assert screen.exit_code(60) == 0
+    assert report.read_text().startswith("<!")
+    assert list(spool.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--report", "x.pdf"], b"x.pdf: the name must end in .html or .md"),
+        (["--report", "-"], b"--report: the screen has the terminal"),
+        (["--report", "x.md", "--attach", "http://127.0.0.1:1"], b"cannot be used with --report"),
+        (["--record-age", "1h"], b"need a recording"),
+    ],
+)
+def test_what_cannot_be_reported_or_kept_is_said_before_the_screen_opens(terminal, words, message):
+    screen = terminal(*words)
+    assert screen.exit_code(30) == 2
+    assert ALTERNATE_ON not in screen.output
+    assert message in screen.output

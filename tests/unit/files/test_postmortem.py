@@ -31,6 +31,9 @@ def local(*moment):
 
 
 NOW = local(2026, 11, 29, 12)
+LATER = 1_795_978_030_013 + 86_400_000
+"""A day after the recorded run."""
+CUT = "the end is missing; read up to the last complete tick"
 
 
 @pytest.fixture
@@ -160,8 +163,8 @@ def test_files_of_something_else_give_no_finding(put, text):
 
 def test_a_recording_gives_the_findings_that_were_there_live(storm):
     live = {f.id for result in replay(storm, rules()) for f in result.findings if f.state != "pending"}
-    result = investigate([str(storm)], "", NOW, rules)
-    assert [(given.kind, given.note) for given in result.inputs] == [("recording", "")]
+    result = investigate([str(storm)], "", LATER, rules)
+    assert [(given.kind, given.engine, given.note) for given in result.inputs] == [("recording", "vllm", "")]
     assert {finding.id for finding in result.findings} == live
     assert result.findings[0].id == "kv_preemption_storm"
 
@@ -184,9 +187,18 @@ def test_a_recording_through_a_pipe_or_packed_otherwise_is_the_same(storm, put, 
 
 def test_a_recording_without_a_complete_tick_says_so(put):
     header = gzip.decompress(Path(DEMO).read_bytes()).split(b"\n")[0]
-    result = investigate([put("cut", gzip.compress(header + b"\n"))], "", NOW, rules)
+    result = investigate([put("cut", gzip.compress(header + b"\n"))], "", LATER, rules)
     assert [given.note for given in result.inputs] == ["holds no complete tick"]
     assert result.findings == ()
+
+
+def test_a_recording_that_is_cut_or_from_the_future_is_judged_and_says_so(storm, put):
+    path = put("cut.rec", storm.read_bytes()[:-30])
+    result = investigate([path], "", LATER - 100 * 86_400_000, rules)
+    assert [given.note for given in result.inputs] == [
+        f"it begins 99 days from now: one of the two clocks is wrong; {CUT}"
+    ]
+    assert result.findings[0].id == "kv_preemption_storm"
 
 
 def test_progress_is_told_with_the_size_of_the_file(put):

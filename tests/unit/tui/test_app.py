@@ -507,6 +507,19 @@ async def test_a_replay_is_controlled_instead_of_the_screen(screen):
         assert "record" not in s.footer()
 
 
+async def test_jumps_in_a_replay_add_up_until_the_next_tick_is_shown(screen):
+    calls = []
+    async with screen(140, 45, all_actions(calls)) as s:
+        await s.push(scenes.demo())
+        await s.press("right", "right", "shift+right", "left")
+        await s.settle(lambda: len(calls) == 4, "the actions")
+        assert sorted(calls) == [("seek", 77.0), ("seek", 82.0), ("seek", 137.0), ("seek", 142.0)]
+        await s.push(scenes.demo())
+        await s.press("ctrl+left", "ctrl+right")
+        await s.settle(lambda: len(calls) == 6, "the actions")
+        assert sorted(calls[4:]) == [("seek", 0.0), ("seek", 300.0)]
+
+
 async def test_only_lines_that_changed_are_painted_again(screen):
     async with screen(140, 45) as s:
         await s.push(scenes.calm(), scenes.calm(scenes.START + 61_000))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpuwatch.snapshot import Recording
 from gpuwatch.tui.draw.findings import time_line
 from gpuwatch.tui.feed import Arrived, Mailbox
 from gpuwatch.tui.history import WIDEST, History
@@ -61,6 +62,28 @@ def test_a_replay_that_jumps_back_and_the_demo_start_afresh():
     assert history.trace(RANK, "generation_rate", start + 9000, 9) == [20]
     feed(history, replace(with_rate(30, start + 1000), mode="demo"))
     assert history.trace(RANK, "generation_rate", start + 9000, 9) == [30]
+
+
+def at(value, second):
+    """A tick of a replay that began at the scenes' start."""
+    snapshot = with_rate(value, scenes.START + second * 1000)
+    return replace(snapshot, mode="replay", recording=Recording("x.rec", position=float(second), length=60.0))
+
+
+def test_a_replay_that_goes_back_to_what_is_remembered_keeps_it():
+    history, start = History(), scenes.START
+    feed(history, at(10, 1), at(20, 2), at(30, 3), at(20, 2))
+    assert history.trace(RANK, "generation_rate", start + 2000, 9) == [10, 20]
+    feed(history, at(30, 3), at(40, 4))
+    assert history.trace(RANK, "generation_rate", start + 9000, 9) == [10, 20, 30, 40]
+    feed(history, at(5, 0))
+    assert history.trace(RANK, "generation_rate", start + 9000, 9) == [5]
+
+
+def test_a_replay_that_goes_back_further_starts_afresh():
+    history, start = History(), scenes.START
+    feed(history, at(30, 30), at(40, 40), at(20, 20))
+    assert history.trace(RANK, "generation_rate", start + 90_000, 9) == [20]
 
 
 def test_the_same_snapshot_twice_is_one_tick():

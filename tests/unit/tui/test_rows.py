@@ -403,6 +403,8 @@ def test_a_demo_and_a_replay_name_themselves_and_a_live_run_does_not():
     assert banner(scenes.demo()) == "DEMO: recorded run, simulated GPUs  1 min 12 s of 5 min"
     replay = scenes.storm(mode="replay", recording=Recording("/tmp/x\x1b[2J.rec", position=3, length=60))
     assert banner(replay) == "REPLAY: /tmp/x·[2J.rec  3.0 s of 1 min"
+    fast = scenes.storm(mode="replay", recording=Recording("x.rec", position=3, length=60, speed=16.0))
+    assert banner(fast) == "REPLAY: x.rec  3.0 s of 1 min  16 times as fast"
     assert banner(scenes.storm()) == ""
 
 

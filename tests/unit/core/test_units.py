@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gpuwatch.tui import format as f
+from gpuwatch import units as f
 
 GIB = 1024**3
 

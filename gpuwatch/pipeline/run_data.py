@@ -1,0 +1,376 @@
+"""A recording as the report needs it: its samples thinned to what can be drawn, and what the rules found.
+
+A recording that holds what this program found with these rules is read and no more; any other is replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuwatch.diagnosis.context import Facts
+from gpuwatch.diagnosis.ranking import rank
+from gpuwatch.engines.facts import FACTS
+from gpuwatch.engines.log_text import clean, limit, redact
+from gpuwatch.ledger.reconcile import COMPONENTS
+from gpuwatch.model import NAME, label, name_of
+from gpuwatch.pipeline.config_series import ConfigSeries
+from gpuwatch.pipeline.health import Health
+from gpuwatch.pipeline.replay import Play
+from gpuwatch.pipeline.run_windows import SHORTEST_MS, EngineBook, EngineKey, Points, rows_of
+from gpuwatch.pipeline.verdicts import digest, read
+from gpuwatch.recording import Reader
+from gpuwatch.report.data import EngineRun, GpuRun, RunData, Setting
+from gpuwatch.series import METRICS
+from gpuwatch.sources.derived.ledger import Ledger
+from gpuwatch.units import with_unit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpuwatch.alerts.rulefile import RuleSet
+    from gpuwatch.diagnosis.finding import Finding, NotEnough
+    from gpuwatch.model import Batch, Fact, Labels
+    from gpuwatch.pipeline.run_windows import Part
+    from gpuwatch.recording import Header, Tick
+
+NEAR_PEAK = 0.999
+"""The ledger at the peak is that of the last moment with at least this part of the highest use."""
+PEAK_EVERY = 10
+"""Ticks between two looks at the ledger while the use stays near its peak."""
+LONGEST_VALUE = 300
+
+_USED = ("gpuwatch_gpu_memory_used_high_bytes", "gpuwatch_gpu_memory_used_bytes")
+_GPU_CURVES = {"gpuwatch_gpu_busy_ratio": "busy", "gpuwatch_gpu_power_watts": "power"}
+_FIGURES = ("gpuwatch_engine_config_", "gpuwatch_engine_kv_cache_tokens", "gpuwatch_engine_kv_block_size_tokens")
+_NOT_FIGURES = ("flag_problem", "_unscaled")
+_NOT_SETTINGS = ("model.config", "started", "ready")
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """Everything that is kept of one GPU."""
+
+    index: str = ""
+    total: float | None = None
+    used: Points = field(default_factory=Points)
+    busy: Points = field(default_factory=Points)
+    power: Points = field(default_factory=Points)
+    peak: float | None = None
+    peak_time: int = 0
+    looked: float = 0.0
+    """The peak at which the ledger was looked at last."""
+    looked_tick: int = 0
+    near: bool = False
+    at_peak: tuple[Batch, ...] = ()
+    """The batches of all targets at the peak."""
+    name: str = ""
+    driver: str = ""
+
+
+class Collector:
+    """Takes in the ticks of one run and gives its `RunData`.
+
+    Args:
+        header: The first line of the recording.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self._width = max(SHORTEST_MS, round(2000 * header.interval))
+        self._engines: dict[EngineKey, EngineBook] = {}
+        self._gpus: dict[str, _Gpu] = {}
+        self._rows: dict[str, tuple[tuple[Labels, ...], dict[EngineKey, list[tuple[int, Labels, Part]]]]] = {}
+        self._gpu_rows: dict[str, tuple[tuple[Labels, ...], list[tuple[int, str, str, Labels]]]] = {}
+        self._findings: dict[Any, Finding] = {}
+        self._present: set[Any] = set()
+        self._episodes: dict[Any, list[tuple[int, int | None]]] = {}
+        self._newest: dict[str, Batch] = {}
+        """The last batch of each target that answers."""
+        self._told: dict[str, Batch] = {}
+        """The last batch of each target, whether it answers now or not."""
+        self._facts = Facts()
+        self._config = ConfigSeries(header.host)
+        self._health = Health(header.host, header.interval)
+        self._ticks = 0
+        self._first = self._last = self._last_tick = 0
+        self._shift = 0
+        """Milliseconds that are added to times, so that they go on where a clock was set back."""
+        self._problems: list[str] = []
+
+    def take(self, tick: Tick) -> None:
+        """Take in the samples of one tick."""
+        if self._ticks == 0:
+            self._first = tick.time
+        elif tick.time + self._shift < self._last:
+            back = self._last - tick.time - self._shift
+            self._shift += back + self._width // 2
+            self._problems.append(f"the clock went back by {back / 1000:,.0f} s; times after that are moved on")
+        for target in tick.forgotten:
+            self._health.forget(target)
+            self._newest.pop(target, None)
+        for batch in tick.batches:
+            self._health.update(batch)
+            self._config.saw(batch)
+            self._facts.update(batch.facts)
+            if batch.up:
+                if batch.keys:
+                    self._newest[batch.target] = self._told[batch.target] = batch
+                self._take_engines(batch)
+                self._take_gpus(batch)
+            else:
+                self._newest.pop(batch.target, None)
+        self._look_at_peaks()
+        self._ticks += 1
+        self._last, self._last_tick = tick.time + self._shift, tick.time
+
+    def found(self, time: int, findings: Sequence[Finding]) -> None:
+        """Take in all findings there are at `time` in the recording's own time."""
+        now = time + self._shift
+        shown = {finding.key: finding for finding in findings if finding.state != "pending"}
+        active = {key for key, finding in shown.items() if finding.state == "firing"}
+        for key in self._present - active:
+            ended = shown[key].until if key in shown else None
+            begun = self._episodes[key][-1][0]
+            self._episodes[key][-1] = (begun, now if ended is None else ended + self._shift)
+            self._findings[key] = replace(self._findings[key], state="resolved", until=self._episodes[key][-1][1])
+        for key in active:
+            finding = replace(shown[key], since=shown[key].since + self._shift)
+            times = self._episodes.setdefault(key, [])
+            if key not in self._present:
+                times.append((max(finding.since, times[-1][1] or 0) if times else finding.since, None))
+            self._findings[key] = replace(finding, since=times[0][0], until=None)
+        self._present = active
+
+    def result(self, name: str, cut: str, not_enough: tuple[NotEnough, ...], problems: Iterable[str]) -> RunData:
+        """Return what was taken in."""
+        header = self._header
+        silent = [
+            Setting(f"{state.kind} {state.target}", clean(f"{state.reason}: {state.detail}"), "")
+            for state in self._health.states(self._last_tick)
+            if not state.up
+        ]
+        states = {key: finding.state for key, finding in self._findings.items()}
+        ordered = rank(replace(finding, state="firing") for finding in self._findings.values())
+        config = self._config.batch(self._last_tick, self._facts)
+        figures = self._figures(config)
+        at_end = _ledger(tuple(self._newest.values()), config)
+        return RunData(
+            name=name,
+            host=header.host,
+            started=self._first,
+            ended=self._last,
+            interval=header.interval,
+            ticks=self._ticks,
+            program=header.program,
+            note=header.note,
+            cut=cut,
+            engines=tuple(self._engine(key, book, figures) for key, book in sorted(self._engines.items()) if key[2]),
+            gpus=tuple(_gpu_run(uuid, gpu, config, at_end) for uuid, gpu in sorted(self._gpus.items(), key=_by_index)),
+            findings=tuple(replace(finding, state=states[finding.key]) for finding in ordered),
+            episodes={key: tuple(times) for key, times in self._episodes.items()},
+            not_enough=not_enough,
+            silent=tuple(silent),
+            problems=(*self._problems, *problems),
+        )
+
+    def _take_engines(self, batch: Batch) -> None:
+        known = self._rows.get(batch.target)
+        if known is None or known[0] is not batch.keys:
+            known = self._rows[batch.target] = (batch.keys, rows_of(batch))
+        for engine, rows in known[1].items():
+            book = self._engines.get(engine)
+            if book is None:
+                book = self._engines[engine] = EngineBook(self._width)
+            book.take(batch.time + self._shift, rows, batch.values)
+
+    def _take_gpus(self, batch: Batch) -> None:
+        known = self._gpu_rows.get(batch.target)
+        if known is None or known[0] is not batch.keys:
+            known = self._gpu_rows[batch.target] = (batch.keys, _gpu_rows(batch.keys))
+        used: dict[str, float] = {}
+        for row, uuid, kind, labels in known[1]:
+            gpu = self._gpus.setdefault(uuid, _Gpu())
+            value = float(batch.values[row])
+            if kind == "used":
+                used[uuid] = max(value, used.get(uuid, 0.0))
+            elif kind == "info":
+                gpu.index, gpu.name, gpu.driver = (label(labels, key) for key in ("gpu", "name", "driver_version"))
+            elif kind == "total":
+                gpu.total = value
+            else:
+                (gpu.busy if kind == "busy" else gpu.power).add(batch.time + self._shift, value)
+        for uuid, value in used.items():
+            gpu = self._gpus[uuid]
+            gpu.used.add(batch.time + self._shift, value)
+            if gpu.peak is None or value > gpu.peak:
+                gpu.peak, gpu.peak_time = value, batch.time + self._shift
+            gpu.near = value >= NEAR_PEAK * gpu.peak
+
+    def _look_at_peaks(self) -> None:
+        """Keep what all targets say at the moment when a GPU is near its peak."""
+        batches: tuple[Batch, ...] = ()
+        for gpu in self._gpus.values():
+            if not gpu.near or gpu.peak is None:
+                continue
+            if NEAR_PEAK * gpu.peak > gpu.looked or self._ticks - gpu.looked_tick >= PEAK_EVERY:
+                batches = batches or tuple(self._newest.values())
+                gpu.at_peak, gpu.looked, gpu.looked_tick = batches, gpu.peak, self._ticks
+
+    def _figures(self, config: Batch) -> dict[Labels, float]:
+        """Return the figures of engines that seldom change, as they are at the end."""
+        return {
+            labels: float(value)
+            for batch in (*self._told.values(), config)
+            for labels, value in zip(batch.keys, batch.values, strict=True)
+            if name_of(labels).startswith(_FIGURES) and not name_of(labels).endswith(_NOT_FIGURES)
+        }
+
+    def _engine(self, key: EngineKey, book: EngineBook, known: dict[Labels, float]) -> EngineRun:
+        server, rank_name, kind, model = key
+        facts = self._facts.of(server)
+        figures: dict[str, float] = {}
+        for labels, value in known.items():
+            if label(labels, "server") == server and label(labels, "dp_rank") in ("", rank_name):
+                figures[name_of(labels)] = value
+        ranks = figures.get("gpuwatch_engine_config_tensor_parallel_size")
+        admitted = figures.get("gpuwatch_engine_config_max_num_seqs")
+        stated = {f"gpuwatch_engine_config_{FACTS[name].series}" for name in facts if name in FACTS}
+        version = self._config.engines.get(server, ("", ""))[1]
+        if not version and "version" in facts:
+            version = str(facts["version"].value)
+        return EngineRun(
+            server=server,
+            rank=rank_name,
+            kind=kind,
+            model=clean(model),
+            version=version,
+            tensor_parallel=None if ranks is None else int(ranks),
+            limit=None if admitted is None else int(admitted),
+            settings=_settings(facts),
+            figures=tuple(_figure(name, value) for name, value in sorted(figures.items()) if name not in stated),
+            windows=book.windows(),
+            curves={name: points.curve() for name, points in book.points.items()},
+        )
+
+
+def collect(path: str | Path, rules: RuleSet, *, replayed: bool = False) -> RunData:
+    """Return a recording as data; `replayed`: do not believe what was found live.
+
+    Raises:
+        RecordingError: the file cannot be read or is no recording.
+    """
+    if not replayed:
+        data = _read(path, rules)
+        if data is not None:
+            return data
+    reader = Reader(path)
+    play = Play(reader.header, rules)
+    collector = Collector(reader.header)
+    not_enough: tuple[NotEnough, ...] = ()
+    for tick in reader.ticks():
+        result = play.tick(tick)
+        collector.take(tick)
+        collector.found(tick.time, result.findings)
+        not_enough = result.not_enough
+    return collector.result(Path(path).name, reader.cut, not_enough, map(str, rules.problems))
+
+
+def _read(path: str | Path, rules: RuleSet) -> RunData | None:
+    """Return a recording with what was found live, or None where that is not known throughout."""
+    reader = Reader(path)
+    collector = Collector(reader.header)
+    wanted = digest(rules)
+    not_enough: tuple[NotEnough, ...] = ()
+    for number, tick in enumerate(reader.ticks()):
+        line = tick.found
+        if line is not None:
+            said = read(line, wanted)
+            if said is None:
+                return None
+            collector.found(*said[:2])
+            not_enough = said[2] if said[2] is not None else not_enough
+        elif number == 1:
+            return None
+        collector.take(tick)
+    last = read(reader.found, wanted) if reader.found is not None else None
+    if last is not None:
+        collector.found(*last[:2])
+    return collector.result(Path(path).name, reader.cut, not_enough, map(str, rules.problems))
+
+
+def _gpu_run(uuid: str, gpu: _Gpu, config: Batch, at_end: dict[str, tuple[tuple[str, float], ...]]) -> GpuRun:
+    return GpuRun(
+        index=gpu.index,
+        uuid=uuid,
+        name=clean(gpu.name),
+        driver=gpu.driver,
+        total=gpu.total,
+        used=gpu.used.curve(),
+        peak=gpu.peak,
+        peak_time=gpu.peak_time,
+        at_peak=_ledger(gpu.at_peak, config).get(uuid, ()),
+        at_end=at_end.get(uuid, ()),
+        busy=gpu.busy.curve(),
+        power=gpu.power.curve(),
+    )
+
+
+def _by_index(item: tuple[str, _Gpu]) -> tuple[bool, int, str, str]:
+    uuid, gpu = item
+    return not gpu.index.isdigit(), int(gpu.index) if gpu.index.isdigit() else 0, gpu.index, uuid
+
+
+def _gpu_rows(keys: tuple[Labels, ...]) -> list[tuple[int, str, str, Labels]]:
+    found = []
+    kinds = {**dict.fromkeys(_USED, "used"), **_GPU_CURVES, "gpuwatch_gpu_info": "info"}
+    kinds["gpuwatch_gpu_memory_total_bytes"] = "total"
+    for row, labels in enumerate(keys):
+        pairs = dict(labels)
+        kind = kinds.get(pairs[NAME])
+        if kind is not None and "uuid" in pairs:
+            found.append((row, pairs["uuid"], kind, labels))
+    return found
+
+
+def _ledger(batches: tuple[Batch, ...], config: Batch) -> dict[str, tuple[tuple[str, float], ...]]:
+    """Return what each card's memory was for when its engines said `batches`, by UUID."""
+    found: dict[str, dict[str, float]] = {}
+    batch = Ledger().update(config.time, (*batches, config))
+    for labels, value in zip(batch.keys, batch.values, strict=True):
+        if name_of(labels) == "gpuwatch_ledger_bytes":
+            parts = found.setdefault(label(labels, "uuid"), {})
+            component = label(labels, "component")
+            parts[component] = parts.get(component, 0.0) + float(value)
+    return {
+        uuid: tuple((component, parts[component]) for component in COMPONENTS if component in parts)
+        for uuid, parts in found.items()
+    }
+
+
+def _figure(name: str, value: float) -> Setting:
+    metric = METRICS.get(name)
+    unit = metric.unit if metric is not None else ""
+    shown = name.removeprefix("gpuwatch_engine_").removeprefix("config_")
+    return Setting(shown.replace("_", " "), with_unit(value, unit), metric.help if metric is not None else "")
+
+
+def _settings(facts: dict[str, Fact]) -> tuple[Setting, ...]:
+    """Return launch flags, then what logs and pages told; secrets are cut out."""
+    flags, others = [], []
+    for key, fact in sorted(facts.items()):
+        source = f"{fact.source}:{fact.line}" if fact.line else fact.source
+        if key.startswith("flag."):
+            name = f"--{key.removeprefix('flag.')}"
+            text = redact(clean(name if fact.value is True else f"{name} {fact.value}"))
+            flags.append(Setting(name, limit(text[len(name) :].strip(), LONGEST_VALUE), source))
+        elif key not in _NOT_SETTINGS and not key.startswith("past."):
+            spec = FACTS.get(key)
+            value = with_unit(fact.value, spec.unit) if spec is not None and _is_number(fact.value) else str(fact.value)
+            others.append(Setting(key, limit(redact(clean(f"{key}: {value}"))[len(key) + 2 :], LONGEST_VALUE), source))
+    return (*flags, *others)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

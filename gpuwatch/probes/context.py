@@ -1,0 +1,314 @@
+"""Is the advertised length real: does it fit, was the model made for it, is it accepted, and is all of it read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
+from gpuwatch.probes.limits import Pool, read_pool
+from gpuwatch.probes.ramp import findings as pool_findings
+from gpuwatch.probes.result import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from gpuwatch.model import Fact, LogEvent
+    from gpuwatch.probes.client import Reply
+    from gpuwatch.probes.result import Figure, Value
+    from gpuwatch.probes.run import Run
+
+NAME = "context"
+OUTPUT = 8
+BEYOND = 64
+"""Tokens over the limit of the request that has to be refused."""
+TEXT_TOLERANCE = 0.1
+"""Share by which text prompts may be off from what their words should cost; random sentences vary less."""
+_ASSUMED = (2048, 8192, 32_768)
+"""Lengths that are tried where the server states no limit."""
+_EVENTS = ("rope_beyond_native", "rope_key_unknown", "prompt_too_long", "max_model_len_exceeds_kv")
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOptions:
+    """What to try and what is known besides.
+
+    Attributes:
+        length: The length to test instead of what the server states; None: that.
+        facts: Facts from logs, launch flags and model files, by key (`engines.facts`).
+        events: Recognised log lines.
+        to_the_end: Send the full length although it can never fit into the KV pool.
+    """
+
+    length: int | None = None
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+    events: tuple[LogEvent, ...] = ()
+    to_the_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """One request: what was sent (tokens: prompt only), and what came of it."""
+
+    what: str
+    tokens: int
+    reply: Reply
+    exact: bool
+
+    @property
+    def outcome(self) -> str:
+        reply = self.reply
+        if not reply.ok:
+            return reply.kind
+        if not reply.token_times and not reply.completion_tokens:
+            return "ignored"
+        counted = reply.prompt_tokens
+        if counted is None:
+            return "not counted"
+        least = self.tokens if self.exact else round(self.tokens * (1 - TEXT_TOLERANCE))
+        return "whole" if counted >= least else "cut"
+
+    def row(self) -> dict[str, Value]:
+        reply = self.reply
+        return {
+            "request": self.what,
+            "sent_tokens": self.tokens,
+            "counted_tokens": reply.prompt_tokens,
+            "outcome": self.outcome,
+            "http_status": reply.status or None,
+            "ttft_s": reply.ttft,
+            "detail": reply.error,
+        }
+
+
+def probe(run: Run, options: ContextOptions) -> Result:
+    """Compare what is stated about the context length, and try it."""
+    pool = read_pool(run.metrics(), run.server.engine) or _printed(run, options)
+    stated = run.server.max_model_len
+    wanted = options.length or stated
+    tries: list[_Try] = []
+    for what, tokens in _plan(wanted, stated, pool, options):
+        if run.over:
+            break
+        run.report(len(tries), 4, f"{what}: {tokens:,} tokens")
+        reply = run.ask(run.vocabulary.prompt(tokens, f"{run.seed}/{run.started}/{what}"), OUTPUT)
+        if reply.kind == "cancelled":
+            break
+        tries.append(_Try(what, tokens, reply, run.vocabulary.exact))
+        if reply.kind == "lost" or run.gone.is_set():
+            break
+    stopped = run.over or _gave_up(tries)
+    found = (*pool_findings(run, pool), *_rope(run, wanted, options), *_truncation(run, tries, stated))
+    return Result(
+        probe=NAME,
+        server=run.server,
+        started=run.started,
+        complete=not stopped,
+        stopped_because=stopped,
+        facts=tuple(_facts(run, pool, options)),
+        rows=tuple(each.row() for each in tries),
+        findings=found,
+        conclusion=tuple(_conclusion(run, wanted, pool, tries, options)),
+        advice=tuple(advice for finding in found for advice in finding.advice),
+    )
+
+
+def _printed(run: Run, options: ContextOptions) -> Pool | None:
+    """Return the pool as the engine's log states it, for a server without a metrics page."""
+    tokens = _number(options.facts.get("kv.tokens"))
+    if tokens is None or tokens < 1:
+        return None
+    block = int(_number(options.facts.get("kv.block_size")) or 1)
+    return Pool(int(tokens), block, int(tokens) // block - (1 if run.server.engine == "vllm" else 0))
+
+
+def _plan(
+    wanted: int | None, stated: int | None, pool: Pool | None, options: ContextOptions
+) -> Iterator[tuple[str, int]]:
+    """Yield name and prompt length of the requests: half, full, and over the limit."""
+    if wanted is None:
+        for number, tokens in enumerate(_ASSUMED, 1):
+            yield f"length {number}", tokens
+        return
+    full = max(1, wanted - OUTPUT)
+    fits = full if pool is None or options.to_the_end else min(full, pool.usable - OUTPUT)
+    if fits < 1:
+        return
+    if fits // 2 >= 16:
+        yield "half", fits // 2
+    yield ("full length" if fits == full else "as long as fits"), fits
+    if stated is not None and wanted >= stated:
+        yield "over the limit", stated + BEYOND
+
+
+def _gave_up(tries: list[_Try]) -> str:
+    last = tries[-1].reply if tries else None
+    return (
+        f"the request of {tries[-1].tokens:,} tokens: {last.error}" if last is not None and last.kind == "lost" else ""
+    )
+
+
+def _facts(run: Run, pool: Pool | None, options: ContextOptions) -> Iterator[Figure]:
+    native, printed = options.facts.get("model.context"), options.facts.get("kv.tokens")
+    yield "max_model_len", run.server.max_model_len, "tokens"
+    yield "kv_pool_tokens", pool.tokens if pool else None, "tokens"
+    yield "kv_pool_usable_tokens", pool.usable if pool else None, "tokens"
+    yield "kv_pool_tokens_printed", _number(printed), "tokens"
+    yield "native_context", _number(native), "tokens"
+    for event in options.events:
+        if event.event in _EVENTS:
+            yield f"log_{event.event}", f"{event.source}:{event.line}", ""
+
+
+def _number(fact: Fact | None) -> float | None:
+    if fact is None or isinstance(fact.value, (str, bool)):
+        return None
+    return float(fact.value)
+
+
+def _conclusion(
+    run: Run, wanted: int | None, pool: Pool | None, tries: list[_Try], options: ContextOptions
+) -> Iterator[str]:
+    limit, native = run.server.max_model_len, _number(options.facts.get("model.context"))
+    yield f"The server states {limit:,} tokens." if limit is not None else "The server does not state its limit."
+    if pool is not None and wanted is not None:
+        if pool.usable < wanted:
+            yield f"The KV pool has room for {pool.usable:,} tokens: the length of {wanted:,} is not real."
+        else:
+            yield f"The KV pool holds {pool.usable / wanted:.1f} requests of {wanted:,} tokens."
+    elif pool is None:
+        yield "The size of the KV pool is not known: the server has no metrics page that tells it."
+    if native is None:
+        yield "What the model was made for is not known; --model-config FILE or --log FILE tells it."
+    elif wanted is not None:
+        word = "within" if wanted <= native else "beyond"
+        yield f"That is {word} the {native:,.0f} tokens that the model was made for, scaling included."
+    for each in tries:
+        yield _said(each)
+    if any(each.outcome == "whole" for each in tries):
+        yield "That all tokens were counted does not show that the model finds what they say (gpuwatch probe needle)."
+
+
+def _said(each: _Try) -> str:
+    what, counted = f"{each.tokens:,} tokens ({each.what})", each.reply.prompt_tokens
+    texts = {
+        "whole": "accepted, and all of them counted",
+        "cut": f"accepted, but only {counted or 0:,} counted: the prompt was cut",
+        "ignored": "accepted, but not one token was generated: the prompt was ignored",
+        "not counted": "accepted; the server does not count prompt tokens, so a cut cannot be seen",
+        "refused": "refused",
+    }
+    text = texts.get(each.outcome, f"no answer ({each.outcome})")
+    if each.what == "over the limit" and each.outcome == "refused":
+        text = "refused with an error, as it has to be"
+    elif each.what == "over the limit" and each.outcome == "whole":
+        text = "accepted, and all of them counted: the limit is not what the server states"
+    elif each.reply.error:
+        text += f": {each.reply.error}"
+    return f"{what}: {text}."
+
+
+def _rope(run: Run, wanted: int | None, options: ContextOptions) -> Iterator[Finding]:
+    """Judge a length beyond what the model's positions are made for."""
+    fact = options.facts.get("model.context")
+    native = _number(fact)
+    lines = [event for event in options.events if event.event in ("rope_beyond_native", "rope_key_unknown")]
+    if fact is None or native is None or wanted is None or wanted <= native:
+        return
+    sglang = run.server.engine == "sglang"
+    factor = -(-wanted // int(native))
+    yield Finding(
+        id="rope_context",
+        severity="warning",
+        title="The context is longer than the model was made for",
+        cause=(
+            f"Positions beyond {native:,.0f} were never trained and are not scaled: answers that need them turn to "
+            "nonsense, without an error."
+        ),
+        confidence=0.9,
+        evidence=(
+            Evidence(
+                f"requests of up to {wanted:,} tokens are accepted",
+                f"{run.server.url}/v1/models",
+                name="gpuwatch_engine_config_max_model_len_tokens",
+                value=float(wanted),
+                unit="tokens",
+            ),
+            Evidence(
+                f"the model is made for {native:,.0f}, scaling included",
+                fact.source,
+                fact.line,
+                fact.key,
+                native,
+                "tokens",
+            ),
+            *(Evidence(event.text, event.source, event.line, event.event) for event in lines[-2:]),
+        ),
+        advice=(
+            Advice(
+                "accept no more than the model is made for",
+                "--context-length" if sglang else "--max-model-len",
+                str(wanted),
+                f"{native:.0f}",
+            ),
+            Advice(
+                "or scale the positions, if the model's authors say how (YaRN)",
+                "--json-model-override-args" if sglang else "--hf-overrides",
+                None,
+                f'{{"rope_scaling": {{"rope_type": "yarn", "factor": {factor}.0, '
+                f'"original_max_position_embeddings": {native:.0f}}}}}',
+            ),
+        ),
+        since=int(run.started * 1000),
+    )
+
+
+def _truncation(run: Run, tries: list[_Try], stated: int | None) -> Iterator[Finding]:
+    """Judge prompts that were cut or ignored without an error."""
+    bad = [each for each in tries if each.outcome in ("cut", "ignored")]
+    if not bad:
+        return
+    worst = bad[-1]
+    counted = worst.reply.prompt_tokens
+    whole = max((each.tokens for each in tries if each.outcome == "whole"), default=None)
+    fate = (
+        "it is accepted and ends without one token"
+        if worst.outcome == "ignored"
+        else f"it is accepted and only {counted or 0:,} tokens of it are read"
+    )
+    evidence = [
+        Evidence(
+            f"sent {each.tokens:,} tokens, the server counts "
+            + ("none" if each.reply.prompt_tokens is None else f"{each.reply.prompt_tokens:,}"),
+            f"{run.server.url}/v1/completions",
+            name="usage.prompt_tokens",
+            value=None if each.reply.prompt_tokens is None else float(each.reply.prompt_tokens),
+            unit="tokens",
+        )
+        for each in bad
+    ]
+    if whole is not None:
+        evidence.append(Evidence(f"a prompt of {whole:,} tokens is counted whole", f"{run.server.url}/v1/completions"))
+    flag = {"vllm": "--max-model-len", "sglang": "--context-length"}.get(run.server.engine, "")
+    yield Finding(
+        id="silent_truncation",
+        severity="warning",
+        title="Prompts are cut or ignored without an error",
+        cause=f"A prompt of {worst.tokens:,} tokens gets no error: {fate}.",
+        confidence=0.95 if worst.exact else 0.85,
+        evidence=tuple(evidence),
+        advice=(
+            Advice(
+                "accept the length that is sent",
+                flag,
+                None if stated is None else str(stated),
+                str(worst.tokens + OUTPUT),
+            ),
+            Advice(
+                "or have longer prompts refused: without --allow-auto-truncate"
+                if run.server.engine == "sglang"
+                else "or shorten prompts, and compare usage.prompt_tokens with what was sent"
+            ),
+        ),
+        since=int(run.started * 1000),
+    )

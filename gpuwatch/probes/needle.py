@@ -1,0 +1,313 @@
+"""Does the model find one fact in a long text? Recall by depth and length, with confidence intervals."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
+from gpuwatch.probes.haystack import needle, seeded
+from gpuwatch.probes.heatmap import heat_map
+from gpuwatch.probes.questions import Planned, Tally, ask_planned, failures_sentence, scale, usable_lengths
+from gpuwatch.probes.result import Result
+from gpuwatch.probes.scoring import judge
+from gpuwatch.probes.statistics import Share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gpuwatch.probes.client import Reply
+    from gpuwatch.probes.haystack import Question
+    from gpuwatch.probes.questions import Scale
+    from gpuwatch.probes.result import Figure, Value
+    from gpuwatch.probes.run import Run
+
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+ENOUGH = 0.9
+"""Share of right answers from which a length is said to be read."""
+TRUNCATED = 0.8
+"""A prompt that the server counts as less than this share of what was sent was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeedleOptions:
+    """What to try.
+
+    Attributes:
+        lengths: Prompt lengths in tokens; empty: doubling from 1,024 up to the server's limit.
+        depths: Where the fact stands, 0 (first) to 1 (last, right before the question).
+        trials: Questions for each length and depth.
+        concurrency: Requests at a time.
+        distractors: Facts of the same form about other names in the same text.
+    """
+
+    lengths: tuple[int, ...] = ()
+    depths: tuple[float, ...] = DEPTHS
+    trials: int = 5
+    concurrency: int = 4
+    distractors: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """One question of the grid: `length` in tokens, 0 for the control; `depth` from 0 to 1."""
+
+    length: int
+    sentences: int
+    depth: float
+    trial: int
+
+
+@dataclass(slots=True)
+class Grid:
+    """The tallies of all cells; `control` are questions without filler, which a model that can do the task answers."""
+
+    cells: dict[tuple[int, int], Tally]
+    control: Tally
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], depths: Sequence[float]) -> Grid:
+        """Return an empty grid. Depths are kept as whole percentages."""
+        return cls({(length, round(depth * 100)): Tally() for length in lengths for depth in depths}, Tally())
+
+    def shares(self) -> dict[tuple[int, int], Share]:
+        """Return the share of each cell that has an answer."""
+        return {cell: tally.share for cell, tally in self.cells.items() if tally.answered}
+
+    def by_length(self) -> dict[int, Share]:
+        """Return the share of each length over all depths."""
+        return _pooled(self.shares(), 0)
+
+    def by_depth(self) -> dict[int, Share]:
+        """Return the share of each depth, in percent, over all lengths."""
+        return _pooled(self.shares(), 1)
+
+
+def _pooled(shares: Mapping[tuple[int, int], Share], place: int) -> dict[int, Share]:
+    pooled: dict[int, Share] = {}
+    for cell, share in sorted(shares.items()):
+        pooled[cell[place]] = pooled.get(cell[place], Share(0, 0)) + share
+    return pooled
+
+
+def probe(run: Run, options: NeedleOptions) -> Result:
+    """Ask for one number in texts of all lengths and depths.
+
+    Each round asks once in every cell, so that a probe that is ended early has measured the whole grid, only coarser.
+
+    Raises:
+        ProbeError: no length fits, or the server answers nothing.
+    """
+    lengths = usable_lengths(options.lengths, run.server.max_model_len)
+    texts = scale(run, lambda sentences: _question(run, options, Spot(0, sentences, 0.5, 0)).prompt)
+    grid = Grid.of(lengths, options.depths)
+    plan: list[Callable[[], Planned]] = [
+        partial(_plan, run, options, grid.control, Spot(0, 0, 0.5, trial)) for trial in range(2 * options.trials)
+    ]
+    for trial in range(options.trials):
+        for length, depth in itertools.product(lengths, options.depths):
+            tally = grid.cells[length, round(depth * 100)]
+            plan.append(partial(_plan, run, options, tally, Spot(length, texts.sentences(length), depth, trial)))
+    complete = ask_planned(run, plan, options.concurrency)
+    return conclude(run, options, grid, texts, complete=complete)
+
+
+def _plan(run: Run, options: NeedleOptions, tally: Tally, spot: Spot) -> Planned:
+    def take(question: Question, reply: Reply) -> None:
+        tally.take(reply, lambda answer: judge(answer, question.expected, question.others))
+
+    return Planned(_question(run, options, spot), take)
+
+
+def _question(run: Run, options: NeedleOptions, spot: Spot) -> Question:
+    rng = seeded("needle", run.seed, spot.length, round(spot.depth * 100), spot.trial)
+    return needle(rng, spot.sentences, spot.depth, distractors=options.distractors)
+
+
+def conclude(run: Run, options: NeedleOptions, grid: Grid, texts: Scale, *, complete: bool) -> Result:
+    """Say what the answers mean."""
+    lengths = sorted({length for length, _ in grid.cells})
+    depths = sorted({depth for _, depth in grid.cells})
+    findings = _truncated(run, grid, texts)
+    drawing = heat_map(
+        grid.shares(), lengths, depths, ("depth", lambda depth: f"{depth} %", lambda length: f"{length:,}")
+    )
+    overall = sum(grid.by_length().values(), Share(0, 0))
+    reach = _reach(grid.by_length())
+    answer = verdict(grid)
+    facts: tuple[Figure, ...] = (
+        ("verdict", answer, ""),
+        ("recall", overall.ratio, "ratio"),
+        ("recall_low", overall.low, "ratio"),
+        ("recall_high", overall.high, "ratio"),
+        ("answers", overall.of, ""),
+        ("recall_without_filler", grid.control.share.ratio, "ratio"),
+        ("reads_up_to", reach, "tokens"),
+        ("tokens_counted_by_server", texts.counted, ""),
+        ("trials", options.trials, ""),
+        ("seed", run.seed, ""),
+    )
+    return Result(
+        "needle",
+        run.server,
+        run.started,
+        complete=complete,
+        stopped_because=run.over if not complete else "",
+        facts=facts,
+        rows=tuple(_row(cell, tally) for cell, tally in sorted(grid.cells.items())),
+        findings=findings,
+        conclusion=tuple(_sentences(options, grid, texts, answer, overall)),
+        advice=_advice(answer, reach, run),
+        drawing=drawing,
+    )
+
+
+def verdict(grid: Grid) -> str:
+    """Return `passes`, `partly`, `fails` or `not measured`.
+
+    It passes where at least 90 % of the answers are right at every length, and fails where less than half are right at
+    each of them.
+    """
+    lengths = grid.by_length()
+    if not lengths:
+        return "not measured"
+    if all(share.hits >= ENOUGH * share.of for share in lengths.values()):
+        return "passes"
+    return "fails" if all(2 * share.hits < share.of for share in lengths.values()) else "partly"
+
+
+def _reach(lengths: Mapping[int, Share]) -> int | None:
+    """Return the longest length that is read together with all shorter ones."""
+    reach = None
+    for length, share in sorted(lengths.items()):
+        if share.hits < ENOUGH * share.of:
+            break
+        reach = length
+    return reach
+
+
+def _row(cell: tuple[int, int], tally: Tally) -> dict[str, Value]:
+    share = tally.share
+    return {
+        "length_tokens": cell[0],
+        "depth_percent": cell[1],
+        "prompt_tokens": tally.prompt_tokens,
+        "right": share.hits,
+        "of": share.of,
+        "recall_ratio": share.ratio,
+        "low_ratio": share.low,
+        "high_ratio": share.high,
+        "other_number": tally.outcomes["other"],
+        "wrong_number": tally.outcomes["wrong"],
+        "no_number": tally.outcomes["none"],
+        "failed": tally.failures,
+        "ttft_s": tally.first_token,
+    }
+
+
+def _sentences(options: NeedleOptions, grid: Grid, texts: Scale, answer: str, overall: Share) -> list[str]:
+    said = []
+    control, lengths = grid.control.share, grid.by_length()
+    if answer == "partly":
+        said.append(_falls(lengths))
+    else:
+        said.append(
+            {
+                "not measured": "No question in a long text was answered: recall is not known.",
+                "passes": f"The model finds the fact at every length that was tried: {overall}.",
+                "fails": f"The model fails: {overall} answers are right, at no length half of them.",
+            }[answer]
+        )
+    if control.of and control.hits < ENOUGH * control.of:
+        said.append(
+            f"Without any filler it answered {control} rightly: it fails the task itself, so this says nothing about "
+            "long contexts. Are its weights loaded, is its tokenizer the right one, can it answer a question at all?"
+        )
+    elif answer in ("fails", "partly") and control.of:
+        said.append(f"Without filler it answered {control} rightly: the task is understood, the length is the matter.")
+    uneven = _uneven(grid.by_depth())
+    if uneven and answer != "passes":
+        said.append(uneven)
+    unclear = [length for length, share in lengths.items() if _unclear(share)]
+    if unclear and answer != "not measured":
+        shown = ", ".join(f"{length:,}" for length in unclear)
+        said.append(
+            f"{options.trials} trials a cell are too few to tell {ENOUGH:.0%} from less at {shown} tokens: "
+            f"--trials {options.trials * 4} narrows the intervals by half."
+        )
+    over = [length for length in options.lengths if length not in lengths and not _tried(grid, length)]
+    if over:
+        said.append(f"Left out, because the server takes less: {', '.join(f'{length:,}' for length in sorted(over))}.")
+    if not texts.counted:
+        said.append("The server counts no prompt tokens: lengths are estimates from the number of words.")
+    failed = failures_sentence([grid.control, *grid.cells.values()])
+    return [*said, failed] if failed else said
+
+
+def _tried(grid: Grid, length: int) -> bool:
+    return any(cell[0] == length for cell in grid.cells)
+
+
+def _unclear(share: Share) -> bool:
+    low, high = share.low, share.high
+    return low is not None and high is not None and low < ENOUGH <= high and share.hits not in (0, share.of)
+
+
+def _falls(lengths: Mapping[int, Share]) -> str:
+    reach = _reach(lengths)
+    first = next(length for length, share in sorted(lengths.items()) if share.hits < ENOUGH * share.of)
+    until = (
+        f"The model finds the fact up to {reach:,} tokens ({lengths[reach]})" if reach else "Not every length is read"
+    )
+    return f"{until}; at {first:,} tokens only {lengths[first]} answers are right."
+
+
+def _uneven(depths: Mapping[int, Share]) -> str:
+    """Return a sentence where one depth is certainly worse than another, judged by their intervals."""
+    worst = min(depths, key=lambda depth: depths[depth].ratio or 0.0, default=None)
+    best = max(depths, key=lambda depth: depths[depth].ratio or 0.0, default=None)
+    if worst is None or best is None:
+        return ""
+    high, low = depths[worst].high, depths[best].low
+    if high is None or low is None or high >= low:
+        return ""
+    return f"It depends on where the fact stands: {depths[best]} at {best} % depth, {depths[worst]} at {worst} %."
+
+
+def _truncated(run: Run, grid: Grid, texts: Scale) -> tuple[Finding, ...]:
+    """Find prompts that the server counted as far shorter than they were."""
+    if not texts.counted:
+        return ()
+    short = []
+    for (length, _), tally in sorted(grid.cells.items()):
+        sent = texts.tokens(texts.sentences(length))
+        if tally.prompt_tokens is not None and tally.prompt_tokens < TRUNCATED * sent:
+            short.append((sent, tally.prompt_tokens))
+    if not short:
+        return ()
+    sent, counted = short[-1]
+    text = f"a prompt of about {sent:,.0f} tokens was counted as {counted:,}"
+    cause = f"The server answers long prompts, but reads only part of them: {text}, and no error was returned."
+    return (
+        Finding(
+            "silent_truncation",
+            "warning",
+            "Prompts are cut without an error",
+            cause,
+            0.9,
+            (Evidence(text, source=run.server.url, name="usage.prompt_tokens", value=float(counted), unit="tokens"),),
+            (Advice("look for truncate_prompt_tokens in the client and --allow-auto-truncate in SGLang"),),
+            since=round(run.started * 1000),
+        ),
+    )
+
+
+def _advice(answer: str, reach: int | None, run: Run) -> tuple[Advice, ...]:
+    if answer == "partly" and reach is not None:
+        limit = run.server.max_model_len
+        flag = {"vllm": "--max-model-len", "sglang": "--context-length"}.get(run.server.engine, "")
+        text = f"keep prompts within {reach:,} tokens, or accept no longer ones, until recall is better"
+        return (Advice(text, flag, str(limit) if limit else None, str(reach) if flag else None),)
+    return ()

@@ -1,0 +1,196 @@
+"""Putting many small questions to a server and counting what came back, for the probes that test recall."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING
+
+from gpuwatch.probes.client import ProbeError
+from gpuwatch.probes.statistics import Share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gpuwatch.probes.client import Reply
+    from gpuwatch.probes.haystack import Question
+    from gpuwatch.probes.run import Run
+    from gpuwatch.probes.scoring import Outcome
+
+ANSWER_TOKENS = 48
+"""Tokens of an answer: a number of 20 digits, one token each, and a few words."""
+SHORTEST = 1024
+SPARE = 0.03
+"""Share of the longest request that is kept free: a text's tokens are known only once the server has counted them."""
+CALIBRATION = (8, 72)
+"""Sentences of the two prompts that tell how many tokens a sentence has; fewer where the server takes less."""
+_USUAL_WORDS = 11.5
+"""Words of an average sentence of the filler, for servers that count nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Tokens of a prompt with n sentences of filler: `fixed` + n · `per_sentence`, as the server counts them.
+
+    `counted` is False where the server counts nothing, and the usual tokens of English words are assumed.
+    """
+
+    per_sentence: float
+    fixed: float
+    counted: bool
+
+    def sentences(self, tokens: int) -> int:
+        """Return the sentences of a prompt of about `tokens` tokens."""
+        return max(0, round((tokens - self.fixed) / self.per_sentence))
+
+    def tokens(self, sentences: int) -> float:
+        """Return the tokens of a prompt with so many sentences."""
+        return self.fixed + sentences * self.per_sentence
+
+
+def scale(run: Run, make: Callable[[int], str]) -> Scale:
+    """Ask the server how many tokens its prompts have; `make` gives a prompt with so many sentences.
+
+    Raises:
+        ProbeError: the server answers none of the two prompts.
+    """
+    usual = _USUAL_WORDS * run.vocabulary.tokens_per_word
+    few, many = CALIBRATION
+    many = max(few + 4, min(many, math.floor((run.server.max_model_len or 8192) / 2 / usual)))
+    replies = [run.ask(make(sentences), 1) for sentences in (few, many)]
+    short, long = (reply.prompt_tokens for reply in replies)
+    if short is not None and long is not None and long > short:
+        per_sentence = (long - short) / (many - few)
+        return Scale(per_sentence, max(0.0, short - few * per_sentence), counted=True)
+    if not any(reply.ok for reply in replies) and not run.over:
+        raise ProbeError(f"{run.server.url}: {replies[0].error or 'no answer'}", 3 if replies[0].kind == "lost" else 2)
+    return Scale(usual, 60.0, counted=False)
+
+
+def usable_lengths(wanted: Sequence[int], limit: int | None, answer: int = ANSWER_TOKENS) -> tuple[int, ...]:
+    """Return the prompt lengths to try, in tokens: `wanted`, or doubling from 1,024 up to the server's limit.
+
+    Args:
+        wanted: Lengths that the user named; empty: none.
+        limit: Tokens of the longest request, prompt and answer; None: the server does not say, 8,192 is assumed.
+        answer: Tokens that the answer needs.
+
+    Raises:
+        ProbeError: none of the lengths fits.
+    """
+    most = math.floor((limit or 8192) * (1 - SPARE)) - answer
+    if wanted:
+        fitting = tuple(sorted({length for length in wanted if limit is None or length <= limit - answer}))
+        if not fitting:
+            raise ProbeError(f"--lengths: the server takes {limit:,} tokens with the answer; allowed: up to {most:,}")
+        return fitting
+    lengths, length = [], SHORTEST
+    while length < most:
+        lengths.append(length)
+        length *= 2
+    return (*lengths, most) if most >= 1 else ()
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of the questions of one kind."""
+
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    tokens: list[int] = field(default_factory=list)
+    ttft: list[float] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def answered(self) -> int:
+        """Questions that were answered, rightly or wrongly."""
+        return self.outcomes.total()
+
+    @property
+    def share(self) -> Share:
+        """Right answers among the answered questions. A request that failed says nothing about recall."""
+        return Share(self.outcomes["right"], self.answered)
+
+    @property
+    def failures(self) -> int:
+        """Requests that got no answer."""
+        return sum(self.failed.values())
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Median of the prompt's tokens as the server counts them."""
+        return round(median(self.tokens)) if self.tokens else None
+
+    @property
+    def first_token(self) -> float | None:
+        """Median seconds to the first token."""
+        return median(self.ttft) if self.ttft else None
+
+    def take(self, reply: Reply, outcome: Callable[[str], Outcome]) -> Outcome | None:
+        """Count one reply; `outcome` judges its text. None: it was cancelled or failed."""
+        if reply.kind == "cancelled":
+            return None
+        if reply.prompt_tokens is not None:
+            self.tokens.append(reply.prompt_tokens)
+        if reply.ttft is not None:
+            self.ttft.append(reply.ttft)
+        ran_on = len(reply.token_times) > ANSWER_TOKENS  # the server ignores max_tokens; the answer is there
+        if not reply.ok and not ran_on:
+            self.failed[reply.kind] += 1
+            self.error = reply.error
+            return None
+        judged = outcome(reply.text)
+        self.outcomes[judged] += 1
+        return judged
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A question to ask and what is done with the reply."""
+
+    question: Question
+    take: Callable[[Question, Reply], None]
+
+
+def ask_planned(
+    run: Run, plan: Sequence[Callable[[], Planned]], concurrency: int, done: int = 0, of: int | None = None
+) -> bool:
+    """Put all questions of `plan`, in its order; return whether all were put before the probe had to end.
+
+    Prompts are made when they are needed, a few at a time: a grid over a long context is gigabytes of text.
+
+    Args:
+        run: Where to ask.
+        plan: Makes the questions.
+        concurrency: Requests at a time.
+        done: Questions of the probe that were put before this plan.
+        of: Questions of the whole probe; None: those of this plan.
+    """
+    size = max(1, concurrency) * 2
+    total = len(plan) if of is None else of
+    for start in range(0, len(plan), size):
+        if run.over:
+            return False
+        run.report(done + start, total, "questions")
+        batch = [make() for make in plan[start : start + size]]
+        asks = [run.make(planned.question.prompt, ANSWER_TOKENS) for planned in batch]
+        for planned, reply in zip(batch, run.ask_all(asks, concurrency), strict=True):
+            planned.take(planned.question, reply)
+    run.report(done + len(plan), total, "questions")
+    return not run.over
+
+
+def failures_sentence(tallies: Sequence[Tally]) -> str:
+    """Return a sentence about requests that got no answer, or an empty text."""
+    failed = sum(tally.failures for tally in tallies)
+    if not failed:
+        return ""
+    kinds: Counter[str] = Counter()
+    for tally in tallies:
+        kinds.update(tally.failed)
+    shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    last = next(tally.error for tally in reversed(tallies) if tally.error)
+    asked = failed + sum(tally.answered for tally in tallies)
+    return f"{failed} of {asked} requests got no answer ({shown}) and are not counted: {last}"

@@ -1,0 +1,119 @@
+"""The answer of ``/v1/completions`` as it comes in: server-sent events, cut anywhere, until the last one.
+
+Format: https://html.spec.whatwg.org/multipage/server-sent-events.html, of which OpenAI-compatible servers use lines
+``data: JSON`` and a last ``data: [DONE]``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+LONGEST_LINE = 4 * 2**20
+ERROR_CHARACTERS = 200
+
+
+def one_line(text: str, most: int = ERROR_CHARACTERS) -> str:
+    """Return `text` as one line of printable characters, cut to `most`."""
+    shown = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def error_text(document: Any) -> str:
+    """Return what an error document says: OpenAI's, FastAPI's and plain forms; empty where it says nothing."""
+    if isinstance(document, str):
+        return one_line(document)
+    if isinstance(document, list):
+        return error_text(document[0]) if document else ""
+    if not isinstance(document, dict):
+        return ""
+    for key in ("error", "message", "msg", "detail"):
+        if document.get(key):
+            return error_text(document[key])
+    return ""
+
+
+@dataclass(slots=True)
+class Events:
+    """Collects one streamed completion.
+
+    Attributes:
+        texts: The pieces of the completion, in order.
+        times: When each piece came, in the time given to `feed`.
+        usage: The newest ``usage`` object of the server, empty where it sent none.
+        error: What the server reported instead of going on, or what is wrong with the stream; empty: nothing.
+        finished: Whether the last event came.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    usage: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    finished: bool = False
+    _rest: bytes = b""
+    _reason: str = ""
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Take the next bytes, which came at `now`. Never raises: what is no event stream ends up in `error`."""
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        if len(self._rest) > LONGEST_LINE:
+            self.error = f"the stream has a line over {LONGEST_LINE // 2**20} MiB"
+        for line in lines:
+            if self.finished or self.error:
+                return
+            self._line(line.strip(b"\r"), now)
+
+    def end(self, now: float) -> None:
+        """Take the end of the connection."""
+        if self._rest and not self.finished and not self.error:
+            self._line(self._rest.strip(b"\r"), now)
+            self._rest = b""
+        if not self.finished and not self.error:
+            if self._reason:  # some servers leave the last event out
+                self.finished = True
+            else:
+                self.error = f"the stream broke off after {len(self.times)} pieces"
+
+    def _line(self, line: bytes, now: float) -> None:
+        if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
+            return
+        if not line.startswith(b"data:"):
+            self.error = "the answer is no event stream"
+            return
+        payload = line[5:].strip()
+        if payload == b"[DONE]":
+            self.finished = True
+            return
+        try:
+            document = json.loads(payload)
+        except (ValueError, RecursionError):
+            self.error = "an event of the stream is not JSON"
+            return
+        self._event(document, now)
+
+    def _event(self, document: Any, now: float) -> None:
+        if not isinstance(document, dict) or not ("choices" in document or "usage" in document):
+            self.error = error_text(document) or "an event of the stream is no completion"
+            return
+        if isinstance(document.get("usage"), dict):
+            self.usage = document["usage"]
+        choices = document.get("choices")
+        first = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(first, dict):
+            return
+        text, reason = first.get("text"), first.get("finish_reason")
+        text = text if isinstance(text, str) else ""
+        if text or not reason:
+            self.texts.append(text)
+            self.times.append(now)
+        if isinstance(reason, str):
+            self._reason = reason
+
+    def count(self, *path: str) -> int | None:
+        """Return a number of `usage`, such as ``count("prompt_tokens")``; None where the server does not say it."""
+        value: Any = self.usage
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,0 +1,334 @@
+"""The report of two or more runs: which is better, by how much, how sure, and what differs between them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpuwatch.diagnosis.finding import Finding, NotEnough
+from gpuwatch.report.document import Document, Figure, FindingBlock, Heading, Items, Table, Text
+from gpuwatch.report.figures import added_seconds, for_plot, quantile, rate
+from gpuwatch.report.run_report import FOOT, when
+from gpuwatch.report.scaling import Scaling, poor, scaling
+from gpuwatch.report.svg import Line, plot
+from gpuwatch.report.versus import busy, value_of, versus
+from gpuwatch.units import NONE, percent, seconds, size, with_unit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gpuwatch.report.data import RunData, Window
+    from gpuwatch.report.document import Block
+    from gpuwatch.report.versus import Row, Versus
+
+METHOD = (
+    "Intervals are of 95 %: a moving-block bootstrap of the windows with work, as neighbouring windows resemble each "
+    "other, and Student's t. A difference is called better or worse where its chance without any cause is below 5 %, "
+    "raised for the number of figures (Holm). Quantiles are as fine as the buckets of the engine. One run of each kind "
+    "does not show how runs differ from day to day."
+)
+LEADING = ("generated tokens", "time to first token p95", "time between tokens p95", "preemptions")
+"""The figures that the first sentence names."""
+
+
+def names_of(runs: Sequence[RunData]) -> list[str]:
+    """Return a short name for each run: A, B, C and so on."""
+    return [chr(ord("A") + index) for index in range(len(runs))]
+
+
+def build(runs: Sequence[RunData], program: str = "") -> Document:
+    """Return the comparison of the runs after the first one with the first one."""
+    pairs = [versus(runs[0], other) for other in runs[1:]]
+    names = names_of(runs)
+    blocks: list[Block] = []
+    for name, pair in zip(names[1:], pairs, strict=True):
+        blocks += _verdict(names[0], name, pair)
+    blocks += [Heading("Runs"), _runs(names, runs)]
+    blocks += _differences(names, runs)
+    scaled = [block for name, pair in zip(names[1:], pairs, strict=True) for block in _scaling(names[0], name, pair)]
+    if scaled:
+        blocks += [Heading("Tensor-parallel scaling"), *scaled]
+    for name, pair in zip(names[1:], pairs, strict=True):
+        blocks += [Heading(f"{name} against {names[0]}"), _table(names[0], name, pair.rows)]
+        blocks += [Text(caution, "warning") for caution in pair.cautions]
+        blocks += _levels(names[0], name, pair)
+        blocks += [Heading(f"Load of {names[0]} and {name}", 3), _table(names[0], name, pair.load)]
+    blocks += _plots(names, runs)
+    blocks += _memory(names, runs)
+    blocks += [Heading("Findings"), *_findings(names, runs)]
+    blocks += [Heading("Method"), Text(METHOD, "quiet")]
+    listed = ", ".join(f"{name}: {run.name}" for name, run in zip(names, runs, strict=True))
+    return Document("gpuwatch compare", listed, tuple(blocks), f"{program}. {FOOT}")
+
+
+def as_json(runs: Sequence[RunData], finding_json: Callable[[Finding], dict[str, Any]]) -> dict[str, Any]:
+    """Return the comparison as JSON has it; `finding_json` writes a finding."""
+    pairs = [versus(runs[0], other) for other in runs[1:]]
+    names = names_of(runs)
+    gains = [scaling(pair) for pair in pairs]
+    found = [poor(pair, gain) for pair, gain in zip(pairs, gains, strict=True) if isinstance(gain, Scaling)]
+    return {
+        "schema": 1,
+        "runs": [
+            {
+                "name": name,
+                "recording": run.name,
+                "host": run.host,
+                "seconds": run.seconds,
+                "work_seconds": added_seconds(busy(run)),
+                "engines": [
+                    {
+                        "server": e.server,
+                        "engine": e.kind,
+                        "version": e.version,
+                        "model": e.model,
+                        "tp": e.tensor_parallel,
+                    }
+                    for e in run.engines
+                ],
+                "findings": [finding.id for finding in run.findings],
+            }
+            for name, run in zip(names, runs, strict=True)
+        ],
+        "comparisons": [
+            {
+                "baseline": names[0],
+                "run": name,
+                "figures": [_row_json(row) for row in pair.rows],
+                "load": [_row_json(row) for row in pair.load],
+                "levels": [
+                    {"running": level.text, "figures": [_row_json(row) for row in level.rows]} for level in pair.levels
+                ],
+                "cautions": list(pair.cautions),
+                "scaling": _scaling_json(gain) if isinstance(gain, Scaling) else None,
+            }
+            for name, pair, gain in zip(names[1:], pairs, gains, strict=True)
+        ],
+        "findings": [finding_json(finding) for finding in found if finding is not None],
+        "not_enough_evidence": [
+            {"id": gain.id, "missing": gain.missing, "labels": {}} for gain in gains if isinstance(gain, NotEnough)
+        ],
+    }
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    known = row.comparison
+    return {
+        "name": row.name,
+        "unit": row.unit,
+        "baseline": value_of(row, 0),
+        "value": value_of(row, 1),
+        "difference": None if known is None else known.difference,
+        "relative": None if known is None else known.relative,
+        "low": None if known is None else known.low,
+        "high": None if known is None else known.high,
+        "p": row.raised,
+        "verdict": row.verdict,
+    }
+
+
+def _scaling_json(gain: Scaling) -> dict[str, Any]:
+    return {
+        "few": gain.few,
+        "many": gain.many,
+        "speedup": gain.speedup,
+        "low": gain.low,
+        "high": gain.high,
+        "efficiency": gain.efficiency,
+        "basis": gain.basis,
+    }
+
+
+def _verdict(first: str, second: str, pair: Versus) -> list[Block]:
+    leading = [row for row in pair.rows if row.name in LEADING]
+    better = [row for row in leading if row.verdict == "better"]
+    worse = [row for row in leading if row.verdict == "worse"]
+    words = ", ".join(f"{row.name} {_difference(row)}" for row in (*better, *worse))
+    if better and not worse:
+        text, tone = f"{second} is better than {first}: {words}.", "good"
+    elif worse and not better:
+        text, tone = f"{second} is worse than {first}: {words}.", "critical"
+    elif better:
+        text, tone = f"{second} is better than {first} in some figures and worse in others: {words}.", "warning"
+    elif any(row.verdict == "no difference shown" for row in leading):
+        text, tone = f"No difference between {first} and {second} is shown. {_could_hide(leading)}", "info"
+    else:
+        text, tone = f"{second} cannot be compared with {first}: too little work in at least one of them.", "warning"
+    found: list[Block] = [Text(text, tone)]
+    if pair.cautions and (better or worse):
+        found.append(Text(f"With care: {pair.cautions[0]}", "warning"))
+    return found
+
+
+def _could_hide(rows: Sequence[Row]) -> str:
+    """Return how large a difference of the first figure may be there all the same."""
+    for row in rows:
+        known = row.comparison
+        if known is not None and known.relative and known.low is not None and known.high is not None:
+            return f"{row.name.capitalize()} may still differ by {_percent(known.low)} to {_percent(known.high)}."
+    return ""
+
+
+def _difference(row: Row) -> str:
+    known = row.comparison
+    if known is None:
+        return NONE
+    if known.relative:
+        bounds = (
+            "" if known.low is None or known.high is None else f" ({_percent(known.low)} to {_percent(known.high)})"
+        )
+        return f"{_percent(known.difference)}{bounds}"
+    sign = "+" if known.difference >= 0 else "-"
+    return f"{sign}{with_unit(abs(known.difference), row.unit)}"
+
+
+def _percent(value: float) -> str:
+    """Return a difference in percent with its sign; none has none."""
+    text = f"{100 * value:+.1f}"
+    return f"{'0.0' if text in ('+0.0', '-0.0') else text} %"
+
+
+def _table(first: str, second: str, rows: Sequence[Row]) -> Table:
+    shown = [row for row in rows if row.first is not None or row.second is not None]
+    return Table(
+        ("", first, second, "difference (95 %)", "p", "verdict"),
+        tuple(
+            (
+                row.name,
+                with_unit(value_of(row, 0), row.unit),
+                with_unit(value_of(row, 1), row.unit),
+                _difference(row),
+                NONE if row.raised is None else f"{row.raised:.3f}" if row.raised >= 0.001 else "<0.001",
+                "" if row.comparison is not None and row.raised is None and row.verdict == "n/a" else row.verdict,
+            )
+            for row in shown
+        ),
+        numbers_from=1,
+        tones=tuple(row.verdict if row.verdict in ("better", "worse") else "" for row in shown),
+    )
+
+
+def _levels(first: str, second: str, pair: Versus) -> list[Block]:
+    if not pair.levels:
+        return [Text("The runs had no concurrency in common.", "quiet")]
+    found: list[Block] = [Heading(f"{second} against {first} at equal concurrency", 3)]
+    rows, tones = [], []
+    for level in pair.levels:
+        for row in level.rows:
+            if row.comparison is not None:
+                values = (with_unit(value_of(row, which), row.unit) for which in (0, 1))
+                rows.append((level.text, row.name, *values, _difference(row), row.verdict))
+                tones.append(row.verdict if row.verdict in ("better", "worse") else "")
+    head = ("requests running", "", first, second, "difference (95 %)", "verdict")
+    found.append(Table(head, tuple(rows), numbers_from=2, tones=tuple(tones)))
+    return found
+
+
+def _runs(names: Sequence[str], runs: Sequence[RunData]) -> Table:
+    rows = []
+    for name, run in zip(names, runs, strict=True):
+        engines = "; ".join(f"{e.kind} {e.version} {e.model} on {e.title}" for e in run.engines) or "none"
+        gpus = f"{len(run.gpus)} x {run.gpus[0].name}" if run.gpus else "none was seen"
+        length = f"{seconds(added_seconds(busy(run)))} of {seconds(run.seconds)}"
+        rows.append((name, run.name, run.host, engines, gpus, length, run.note or run.cut))
+    return Table(("", "recording", "machine", "engine", "GPUs", "had work", "note"), tuple(rows))
+
+
+def _differences(names: Sequence[str], runs: Sequence[RunData]) -> list[Block]:
+    """Return the settings that are not the same in all runs."""
+    known: list[dict[str, str]] = []
+    for run in runs:
+        settings: dict[str, str] = {"machine": run.host, "gpuwatch": run.program}
+        settings["GPUs"] = ", ".join(f"{gpu.name} ({gpu.driver})" for gpu in run.gpus)
+        for engine in run.engines[:1]:
+            settings |= {"engine": engine.kind, "engine version": engine.version, "model": engine.model}
+            settings["tensor-parallel ranks"] = NONE if engine.tensor_parallel is None else str(engine.tensor_parallel)
+            settings |= {item.name: item.value or "given" for item in engine.settings if item.name.startswith("--")}
+            settings |= {item.name: item.value for item in engine.figures}
+        known.append(settings)
+    keys = list(dict.fromkeys(key for settings in known for key in settings))
+    ignored = ("--port", "--host", "gpuwatch")
+    rows = []
+    for key in keys:
+        values = tuple(settings.get(key, "not given" if key.startswith("--") else NONE) for settings in known)
+        if len(set(values)) > 1 and key not in ignored:
+            rows.append((key, *values))
+    if not rows:
+        return [Heading("What differs"), Text("Nothing that was seen: flags, versions and cards are the same.")]
+    return [Heading("What differs"), Table(("", *names), tuple(rows))]
+
+
+def _scaling(first: str, second: str, pair: Versus) -> list[Block]:
+    gained = scaling(pair)
+    if gained is None:
+        return []
+    if isinstance(gained, NotEnough):
+        return [Text(f"{second} against {first} cannot be judged: it needs {gained.missing}.", "quiet")]
+    bounds = "" if gained.low is None or gained.high is None else f" (95 %: {gained.low:.2f} to {gained.high:.2f})"
+    text = (
+        f"{gained.many} ranks generate {gained.speedup:.2f} times as much as {gained.few}{bounds}, {gained.ideal:g} "
+        f"times would be ideal: {percent(gained.efficiency)} efficiency, compared {gained.basis}."
+    )
+    finding = poor(pair, gained)
+    return [Text(text), *([FindingBlock(finding, "over both runs")] if finding is not None else [])]
+
+
+def _plots(names: Sequence[str], runs: Sequence[RunData]) -> list[Block]:
+    """Return courses of all runs over the time since each began to work."""
+    kinds: tuple[tuple[str, str, Callable[[Window], float | None]], ...] = (
+        ("Generated tokens per second", "tokens/s", lambda window: rate(window, "generation_tokens")),
+        ("Time to first token, p95", "seconds", lambda window: _p95(window, "ttft")),
+        ("Time between tokens, p95", "seconds", lambda window: _p95(window, "itl")),
+        ("Requests running", "count", lambda window: window.running),
+    )
+    points = [for_plot(busy(run)) for run in runs]
+    span = (0.0, max([1.0, *((known[-1].end - known[0].start) / 1000 for known in points if known)]))
+    found: list[Block] = []
+    for title, unit, ask in kinds:
+        lines = []
+        for name, known in zip(names, points, strict=True):
+            pairs = (((window.start + window.end) / 2000 - known[0].start / 1000, ask(window)) for window in known)
+            lines.append(Line(name, tuple((x, y) for x, y in pairs if y is not None)))
+        if any(line.points for line in lines):
+            legend = tuple((f"c{index % 8}", line.label) for index, line in enumerate(lines))
+            found.append(Figure(title, plot(lines, unit, span, title=title), legend))
+    return [Heading("Over time, since each run began to work"), *found] if found else []
+
+
+def _p95(window: Window, kind: str) -> float | None:
+    return quantile(0.95, window.histograms[kind]) if kind in window.histograms else None
+
+
+def _memory(names: Sequence[str], runs: Sequence[RunData]) -> list[Block]:
+    most = max(len(run.gpus) for run in runs)
+    if not most:
+        return []
+    head = ("", *(f"GPU {index}" for index in range(most)))
+    rows = []
+    for name, run in zip(names, runs, strict=True):
+        cells = [f"{size(gpu.peak)} of {size(gpu.total)}" for gpu in run.gpus]
+        rows.append((name, *cells, *[NONE] * (most - len(cells))))
+    return [Heading("Highest use of GPU memory"), Table(head, tuple(rows), numbers_from=1)]
+
+
+def _findings(names: Sequence[str], runs: Sequence[RunData]) -> list[Block]:
+    keys = list(dict.fromkeys(finding.id for run in runs for finding in run.findings))
+    if not keys:
+        return [Text("None in any run.")]
+    rows = []
+    for key in keys:
+        cells = []
+        for run in runs:
+            seen = [when(run, finding) for finding in run.findings if finding.id == key]
+            cells.append("; ".join(seen) if seen else "no")
+        rows.append((key, *cells))
+    found: list[Block] = [Table(("", *names), tuple(rows))]
+    hints = _advice(names, runs)
+    return [*found, Items(tuple(hints))] if hints else found
+
+
+def _advice(names: Sequence[str], runs: Sequence[RunData]) -> list[str]:
+    return [
+        f"{name}: gpuwatch report {run.name} says what to change"
+        for name, run in zip(names, runs, strict=True)
+        if any(finding.advice for finding in run.findings)
+    ]

@@ -1,0 +1,192 @@
+"""Results of probes, read from the JSON that ``gpuwatch probe -o`` writes, as sections of a report."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuwatch.report.document import Figure, Heading, Lines, Table, Text
+from gpuwatch.report.svg import Line, plot
+from gpuwatch.units import NONE, with_unit
+
+SCHEMA = 1
+LARGEST_FILE = 32 << 20
+MOST_ROWS = 200
+_X = ("prompt_tokens", "length_tokens", "tokens", "length", "context_tokens")
+_ENDINGS = (("_tokens_per_s", "tokens/s"), ("_s", "seconds"), ("_bytes", "bytes"), ("_ratio", "ratio"))
+_PLOTTED = (
+    ("ttft", "seconds", "Time to first token"),
+    ("prefill", "tokens/s", "Prefill"),
+    ("decode", "tokens/s", "Decode"),
+    ("kv_usage", "ratio", "KV pool in use"),
+)
+
+
+class ProbeFileError(Exception):
+    """A file that holds no result of a probe; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeData:
+    """The result of a probe as its JSON has it."""
+
+    name: str
+    data: dict[str, Any]
+
+
+def read(path: str | Path) -> ProbeData:
+    """Read the result of a probe.
+
+    Raises:
+        ProbeFileError: the file cannot be read, or is not what ``gpuwatch probe`` writes.
+    """
+    try:
+        if Path(path).stat().st_size > LARGEST_FILE:
+            raise ProbeFileError(f"{path}: larger than {LARGEST_FILE >> 20} MiB: not the result of a probe")
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ProbeFileError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ProbeFileError(f"{path}: not JSON; give a file that gpuwatch probe -o wrote") from None
+    if not isinstance(data, dict) or not isinstance(data.get("probe"), str):
+        raise ProbeFileError(f"{path}: not the result of a probe; give a file that gpuwatch probe -o wrote")
+    if data.get("schema") != SCHEMA:
+        raise ProbeFileError(f"{path}: schema {str(data.get('schema'))[:20]}; this program reads schema {SCHEMA}")
+    return ProbeData(data["probe"], data)
+
+
+def blocks(probes: tuple[ProbeData, ...]) -> list[Any]:
+    """Return the section of the probes, nothing where there are none."""
+    if not probes:
+        return []
+    found: list[Any] = [Heading("Probes")]
+    for probe in probes:
+        found += _probe(probe)
+    return found
+
+
+def advice(probes: tuple[ProbeData, ...]) -> list[str]:
+    """Return what the probes say should change."""
+    found = []
+    for probe in probes:
+        for item in _list(probe.data, "advice"):
+            if isinstance(item, dict):
+                flag, text = str(item.get("flag") or ""), str(item.get("text") or "")
+                change = f"{flag} {item.get('from') or ''} → {item.get('to')}: " if flag and item.get("to") else ""
+                found.append(f"{change}{text} (probe {probe.name})".replace("  ", " "))
+            elif isinstance(item, str):
+                found.append(f"{item} (probe {probe.name})")
+    return found
+
+
+def _probe(probe: ProbeData) -> list[Any]:
+    data = probe.data
+    server = data.get("server")
+    where = server if isinstance(server, dict) else {"url": server}
+    words = [str(where[key]) for key in ("url", "engine", "version", "model") if where.get(key)]
+    if isinstance(data.get("started"), (int, float)):
+        words.append(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(data["started"])))
+    found: list[Any] = [Heading(f"Probe {probe.name}", 3), Text(", ".join(words), "quiet")]
+    if data.get("complete") is False:
+        found.append(Text(f"Not complete: {data.get('stopped_because') or 'it was stopped'}", "warning"))
+    found += [Text(str(sentence)) for sentence in _list(data, "conclusion")]
+    found += [
+        Text(f"{item.get('id')}: {item.get('title', '')}. {item.get('cause', '')}", str(item.get("severity", "")))
+        for item in _list(data, "findings")
+        if isinstance(item, dict) and item.get("severity") in ("info", "warning", "critical")
+    ]
+    facts = [pair for pair in map(_fact, _list(data, "facts")) if pair is not None]
+    if facts:
+        found.append(Table(("", ""), tuple(facts)))
+    rows = [row for row in _list(data, "rows") if isinstance(row, dict)]
+    found += _plots(rows)
+    if _list(data, "drawing"):
+        found.append(Lines(tuple(map(str, _list(data, "drawing")))))
+    if rows:
+        found += _rows(rows)
+    return found
+
+
+def _fact(item: Any) -> tuple[str, str] | None:
+    if isinstance(item, dict):
+        item = (item.get("name"), item.get("value"), item.get("unit", ""))
+    if not isinstance(item, (list, tuple)) or len(item) != 3:
+        return None
+    name, value, unit = item
+    return str(name).replace("_", " "), _value(value, str(unit or ""))
+
+
+def _rows(rows: list[dict[str, Any]]) -> list[Any]:
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    keys = [key for key in keys if any(row.get(key) not in (None, "") for row in rows)]
+    table = Table(
+        tuple(key.removesuffix(_ending(key)[0]).replace("_", " ") for key in keys),
+        tuple(tuple(_value(row.get(key), _ending(key)[1]) for key in keys) for row in rows[:MOST_ROWS]),
+        numbers_from=0 if all(isinstance(rows[0].get(key), (int, float, type(None))) for key in keys) else 1,
+    )
+    left = len(rows) - MOST_ROWS
+    return [table, *([Text(f"{left:,} more rows are in the file.", "quiet")] if left > 0 else [])]
+
+
+def _ending(key: str) -> tuple[str, str]:
+    """Return the end of a key that names its unit, and that unit."""
+    return next((pair for pair in _ENDINGS if key.endswith(pair[0])), ("", ""))
+
+
+def _plots(rows: list[dict[str, Any]]) -> list[Any]:
+    """Return plots of measured speeds over the prompt length, one line per concurrency."""
+    x_key = next((key for key in _X if rows and _number(rows[0].get(key)) is not None), None)
+    if x_key is None:
+        return []
+    found = []
+    keys = list(rows[0])
+    for start, unit, title in _PLOTTED:
+        key = next((key for key in keys if key.startswith(start)), None)
+        lengths = sorted({float(row[x_key]) for row in rows if _number(row.get(x_key)) is not None})
+        if key is None or len(lengths) < 2:
+            continue
+        lines = _lines(rows, x_key, key, lengths)
+        if lines:
+            svg = plot(
+                lines,
+                unit,
+                (-0.3, len(lengths) - 0.7),
+                title=title,
+                x_text=lambda value, known=lengths: f"{known[int(value)]:,.0f}" if 0 <= value < len(known) else "",  # type: ignore[misc]  # bound at once
+                dots=True,
+            )
+            legend = tuple((f"c{index}", line.label) for index, line in enumerate(lines)) if len(lines) > 1 else ()
+            found.append(Figure(f"{title} by prompt length in tokens", svg, legend))
+    return found
+
+
+def _lines(rows: list[dict[str, Any]], x_key: str, y_key: str, lengths: list[float]) -> list[Line]:
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        x, y = _number(row.get(x_key)), _number(row.get(y_key))
+        if x is not None and y is not None:
+            label = f"concurrency {row['concurrency']}" if "concurrency" in row else ""
+            groups.setdefault(label, []).append((float(lengths.index(x)), y))
+    return [Line(label, tuple(sorted(points))) for label, points in groups.items()]
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _value(value: Any, unit: str) -> str:
+    if value is None:
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return with_unit(float(value), unit)
+    return str(value)
+
+
+def _list(data: dict[str, Any], key: str) -> list[Any]:
+    value = data.get(key)
+    return value if isinstance(value, list) else []

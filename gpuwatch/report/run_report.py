@@ -1,0 +1,151 @@
+"""The report of one run: verdict, what to change, findings, load, memory, probes, flags."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.finding import SEVERITY_ORDER
+from gpuwatch.report import load, memory, probes
+from gpuwatch.report.document import Document, FindingBlock, Heading, Items, Table, Text
+from gpuwatch.report.svg import clock_text
+from gpuwatch.report.texts import advice_text
+from gpuwatch.units import age, seconds
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.finding import Finding
+    from gpuwatch.report.data import EngineRun, RunData
+    from gpuwatch.report.document import Block
+    from gpuwatch.report.probes import ProbeData
+
+FOOT = "Prompts, completions, keys and tokens are in no recording and in no report."
+
+
+def build(run: RunData, results: tuple[ProbeData, ...] = (), program: str = "") -> Document:
+    """Return the report of `run` with the results of probes; `program` made it."""
+    blocks: list[Block] = [verdict(run), *_shortcomings(run)]
+    changes = _changes(run, results)
+    if changes:
+        blocks += [Heading("What to change next"), Items(tuple(changes), ordered=True)]
+    blocks += [Heading("What ran"), _what_ran(run)]
+    blocks.append(Heading("Findings"))
+    if run.findings:
+        blocks += [FindingBlock(finding, when(run, finding)) for finding in run.findings]
+    else:
+        blocks.append(Text("None."))
+    blocks += load.blocks(run)
+    blocks += memory.blocks(run)
+    blocks += probes.blocks(results)
+    for engine in run.engines:
+        blocks += _settings(run, engine)
+    blocks += _not_judged(run)
+    return Document(
+        f"gpuwatch report: {run.name}",
+        f"{run.host}, {_date(run.started)} to {_date(run.ended)[11:]}, {seconds(run.seconds)}",
+        tuple(blocks),
+        f"{program} from a recording of {run.program}. {FOOT}".strip(),
+    )
+
+
+def verdict(run: RunData) -> Text:
+    """Return the one sentence that somebody reads who reads only one."""
+    if not run.engines and not run.gpus and not run.findings:
+        return Text("Nothing was judged: no engine and no GPU answered during this run.", "warning")
+    worst = max((SEVERITY_ORDER[finding.severity] for finding in run.findings), default=-1)
+    if worst <= 0:
+        known = f" {len(run.findings)} worth knowing." if run.findings else ""
+        seen = " and ".join(
+            part
+            for part in (
+                f"{len(run.engines)} engine{'s' if len(run.engines) > 1 else ''}" if run.engines else "",
+                f"{len(run.gpus)} GPU{'s' if len(run.gpus) > 1 else ''}" if run.gpus else "",
+            )
+            if part
+        )
+        return Text(f"Nothing wrong was found in {seconds(run.seconds)} with {seen}.{known}", "good")
+    first = next(finding for finding in run.findings if SEVERITY_ORDER[finding.severity] == worst)
+    more = sum(SEVERITY_ORDER[finding.severity] >= 1 for finding in run.findings) - 1
+    rest = f" {more} more finding{'s' if more > 1 else ''} of weight." if more else ""
+    return Text(f"{first.severity.capitalize()}: {first.id}, {when(run, first)}. {first.title}.{rest}", first.severity)
+
+
+def when(run: RunData, finding: Finding) -> str:
+    """Return when a finding was there, as times since the start of the run."""
+
+    def clock(time: int) -> str:
+        return clock_text((time - run.started) / 1000) if time >= run.started else "before the run"
+
+    times = run.times_of(finding)
+    first, last = times[0][0], times[-1][1]
+    if len(times) == 1:
+        return f"from {clock(first)}, still there at the end" if last is None else f"{clock(first)} to {clock(last)}"
+    total = sum((run.ended if end is None else end) - max(start, run.started) for start, end in times) / 1000
+    end = "the end" if last is None else clock(last)
+    return f"{len(times)} times from {clock(first)} to {end}, {age(total)} in all"
+
+
+def _shortcomings(run: RunData) -> list[Block]:
+    found: list[Block] = []
+    if run.cut:
+        found.append(Text(f"The recording ends early: {run.cut}", "warning"))
+    found += [Text(f"{source.name} did not answer at the end: {source.value}", "warning") for source in run.silent]
+    found += [Text(problem, "warning") for problem in run.problems]
+    return found
+
+
+def _changes(run: RunData, results: tuple[ProbeData, ...]) -> list[str]:
+    """Return the advice of root causes first, each once, then that of the probes."""
+    ordered = sorted(run.findings, key=lambda finding: finding.caused_by is not None)
+    texts = [
+        f"{advice_text(item)} ({finding.id})"
+        for finding in ordered
+        if finding.caused_by is None or not any(other.id == finding.caused_by for other in ordered)
+        for item in finding.advice
+    ]
+    return list(dict.fromkeys([*texts, *probes.advice(results)]))
+
+
+def _what_ran(run: RunData) -> Table:
+    rows = [("machine", run.host), ("recorded", f"{_date(run.started)}, every {run.interval:g} s, by {run.program}")]
+    if run.note:
+        rows.append(("note", run.note))
+    for engine in run.engines:
+        ranks = f", tensor parallel {engine.tensor_parallel}" if engine.tensor_parallel else ""
+        rows.append(
+            ("engine", f"{engine.kind} {engine.version or '(version unknown)'}, {engine.model}, {engine.title}{ranks}")
+        )
+        flags = [f"{flag.name} {flag.value}".strip() for flag in engine.settings if flag.name.startswith("--")]
+        if flags:
+            rows.append(("flags", " ".join(flags)))
+    if not run.engines:
+        rows.append(("engine", "none answered"))
+    names: dict[tuple[str, str], list[str]] = {}
+    for gpu in run.gpus:
+        names.setdefault((gpu.name, gpu.driver), []).append(gpu.index)
+    for (name, driver), indexes in names.items():
+        rows.append(("GPUs", f"{len(indexes)} x {name or 'unknown'}, driver {driver or 'unknown'}"))
+    if not run.gpus:
+        rows.append(("GPUs", "none was seen"))
+    return Table(("", ""), tuple(rows))
+
+
+def _settings(run: RunData, engine: EngineRun) -> list[Block]:
+    name = f": {engine.title}" if len(run.engines) > 1 else ""
+    found: list[Block] = [Heading(f"Flags and versions{name}")]
+    rows = [(item.name, item.value, item.source) for item in (*engine.settings, *engine.figures)]
+    if not rows:
+        return [*found, Text("Neither a command line nor a log of this engine was seen.", "quiet")]
+    return [*found, Table(("", "value", "from"), tuple(rows))]
+
+
+def _not_judged(run: RunData) -> list[Block]:
+    if not run.not_enough:
+        return []
+    rows: dict[tuple[str, str], None] = {}
+    for item in run.not_enough:
+        rows[item.id, item.missing] = None
+    return [Heading("Could not be judged"), Table(("", "what is missing"), tuple(rows))]
+
+
+def _date(milliseconds: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(milliseconds / 1000))

@@ -1,0 +1,140 @@
+"""Is the advertised length real: servers of which it is known."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+
+from gpuwatch.model import Fact, LogEvent
+from gpuwatch.probes import context
+from gpuwatch.probes.client import Client
+from gpuwatch.probes.context import BEYOND, OUTPUT, ContextOptions
+from gpuwatch.probes.run import GONE, Run
+from tests.unit.probes.engine import Engine, serving
+
+
+@contextmanager
+def running(engine, keep=None):
+    with serving(engine, keep) as url:
+        run = Run.begin(Client(url), seconds=120.0)
+        try:
+            yield run
+        finally:
+            run.close()
+
+
+def probed(engine, options=None):
+    with running(engine) as run:
+        return context.probe(run, options or ContextOptions())
+
+
+def outcomes(result):
+    return {row["request"]: row["outcome"] for row in result.rows}
+
+
+def test_a_real_length_is_accepted_whole_and_one_beyond_it_refused():
+    engine = Engine()
+    result = probed(engine, ContextOptions(facts={"model.context": Fact("model.context", 8192, "config.json")}))
+    assert result.complete
+    assert not result.findings
+    assert outcomes(result) == {"half": "whole", "full length": "whole", "over the limit": "refused"}
+    assert [row["sent_tokens"] for row in result.rows] == [(4096 - OUTPUT) // 2, 4096 - OUTPUT, 4096 + BEYOND]
+    text = " ".join(result.conclusion)
+    assert "within the 8,192 tokens" in text
+    assert "refused with an error, as it has to be" in text
+
+
+def test_a_pool_smaller_than_the_context_is_caught_and_the_full_length_not_sent():
+    engine = Engine(blocks=20, block=128)
+    result = probed(engine)
+    assert [finding.id for finding in result.findings] == ["max_model_len_exceeds_kv"]
+    assert max(len(body["prompt"]) for body in engine.asked if len(body["prompt"]) <= 4096) == 19 * 128 - OUTPUT
+    assert outcomes(result)["as long as fits"] == "whole"
+    assert "the length of 4,096 is not real" in " ".join(result.conclusion)
+
+
+def test_a_pool_that_only_the_log_tells_is_used():
+    facts = {
+        "kv.tokens": Fact("kv.tokens", 2560, "vllm.log", 7),
+        "kv.block_size": Fact("kv.block_size", 128, "vllm.log"),
+    }
+    result = probed(Engine(metrics=False), ContextOptions(facts=facts))
+    assert [finding.id for finding in result.findings] == ["max_model_len_exceeds_kv"]
+
+
+@pytest.mark.parametrize("mishap", ["half", "nothing"])
+def test_prompts_that_are_cut_or_ignored_without_an_error_are_found(mishap):
+    engine = Engine(mishap=lambda tokens, number: mishap if tokens > 3000 else None)
+    result = probed(engine)
+    finding = next(finding for finding in result.findings if finding.id == "silent_truncation")
+    assert finding.severity == "warning"
+    assert finding.evidence
+    assert any("2,044 tokens is counted whole" in item.text for item in finding.evidence)
+    assert set(outcomes(result).values()) == {"whole", "cut" if mishap == "half" else "ignored"}
+
+
+def test_text_prompts_show_a_cut_too():
+    engine = Engine(takes_ids=False, mishap=lambda tokens, number: "half" if tokens > 3000 else None)
+    result = probed(engine)
+    assert outcomes(result)["half"] == "whole"
+    assert outcomes(result)["full length"] == "cut"
+    assert [finding.id for finding in result.findings] == ["silent_truncation"]
+
+
+def test_a_server_that_counts_nothing_is_not_judged():
+    result = probed(Engine(mishap=lambda tokens, number: "silent"))
+    assert outcomes(result)["full length"] == "not counted"
+    assert not result.findings
+    assert "a cut cannot be seen" in " ".join(result.conclusion)
+
+
+def test_a_stated_length_that_is_refused_is_said():
+    result = probed(Engine(mishap=lambda tokens, number: 400 if tokens > 3000 else None))
+    assert outcomes(result)["full length"] == "refused"
+    assert "4,088 tokens (full length): refused: HTTP 400" in " ".join(result.conclusion)
+
+
+def test_a_length_beyond_what_the_model_was_made_for_is_a_finding_with_the_log_line():
+    facts = {"model.context": Fact("model.context", 2048, "config.json")}
+    line = LogEvent("rope_beyond_native", "User-specified max_model_len (4096) is greater", "vllm.log", 12, 0)
+    result = probed(Engine(), ContextOptions(facts=facts, events=(line,)))
+    finding = next(finding for finding in result.findings if finding.id == "rope_context")
+    assert finding.advice[0].proposed == "2048"
+    assert finding.evidence[-1].line == 12
+    assert "beyond the 2,048 tokens" in " ".join(result.conclusion)
+    assert ("log_rope_beyond_native", "vllm.log:12", "") in result.facts
+
+
+def test_without_the_models_files_nothing_is_said_about_its_positions():
+    result = probed(Engine())
+    assert result.fact("native_context") is None
+    assert "is not known; --model-config FILE or --log FILE tells it" in " ".join(result.conclusion)
+
+
+def test_a_server_that_states_no_limit_is_tried_at_usual_lengths():
+    result = probed(Engine(limit=None, blocks=4000, owner="someone", metrics=False))
+    assert [row["sent_tokens"] for row in result.rows] == [2048, 8192, 32_768]
+    assert "does not state its limit" in result.conclusion[0]
+
+
+def test_a_length_can_be_named():
+    result = probed(Engine(), ContextOptions(length=1000))
+    assert [row["sent_tokens"] for row in result.rows] == [(1000 - OUTPUT) // 2, 1000 - OUTPUT]
+
+
+def test_a_server_that_dies_leaves_what_was_measured():
+    engine, keep = Engine(), []
+    with running(engine, keep) as run:
+
+        def die(tokens, number):
+            if tokens < 3000:
+                return None
+            keep[0].stop()
+            return "cut"
+
+        engine.mishap = die
+        result = context.probe(run, ContextOptions())
+    assert not result.complete
+    assert result.stopped_because == GONE
+    assert outcomes(result) == {"half": "whole", "full length": "lost"}

@@ -1,0 +1,292 @@
+"""The ramp, against a server whose limits are known."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from gpuwatch.probes import ramp
+from gpuwatch.probes.client import Client, Reply
+from gpuwatch.probes.limits import Pool, read_pool
+from gpuwatch.probes.meter import Meter, Peaks
+from gpuwatch.probes.ramp import RampOptions
+from gpuwatch.probes.run import GONE, INTERRUPTED, OUT_OF_TIME, Run
+from gpuwatch.probes.wave import judge
+from tests.unit.probes.engine import Engine, serving
+
+GIB = 1 << 30
+
+
+@contextmanager
+def running(engine, **more):
+    with serving(engine) as url:
+        run = Run.begin(Client(url), **{"seconds": 120.0, **more})
+        try:
+            yield run
+        finally:
+            run.close()
+
+
+def probed(engine, options, **more):
+    with running(engine, **more) as run:
+        return ramp.probe(run, options)
+
+
+def lengths(engine):
+    """Return the prompt lengths that the engine was asked for, but for those of the first look and the warm-up."""
+    return [len(body["prompt"]) for body in engine.asked if len(body["prompt"]) > 64]
+
+
+# What a wave says
+
+
+def reply(first, ended, pieces=5, **more):
+    times = tuple(first + (ended - first) * n / (pieces - 1) for n in range(pieces))
+    counts = {"prompt_tokens": 1000, "completion_tokens": pieces} | more
+    return Reply(ok=True, first_token=first, ended=ended, token_times=times, status=200, **counts)
+
+
+POOL = Pool(tokens=5120, block=128, blocks=39)
+
+
+def test_the_figures_of_a_wave():
+    point = judge([reply(1.0, 3.0), reply(2.0, 4.0)], 1000, Peaks(kv_usage=0.4), preempted=0, pool=POOL)
+    assert (point.outcome, point.concurrency, point.prompt_tokens) == ("ok", 2, 1000)
+    assert (point.ttft, point.ttft_most) == (1.5, 2.0)
+    assert point.prefill_rate == 1000.0  # 2,000 prompt tokens until the last first token at 2 s
+    assert point.decode_rate == 2.0  # 4 tokens after the first in 2 s
+    assert point.output_rate == 2.5  # 10 tokens in 4 s
+    assert point.held_tokens == 1005
+
+
+def test_requests_that_never_overlap_are_queued_when_the_pool_was_full():
+    replies = [reply(1.0, 3.0), reply(3.5, 5.0)]
+    # 39 blocks, 80 % used: 998 tokens are left, and a prompt of 1,000 takes 1,024
+    full = judge(replies, 1000, Peaks(kv_usage=0.8), preempted=0, pool=POOL)
+    assert full.outcome == "queued"
+    assert full.broken
+    assert full.prefill_rate is None
+    roomy = judge(replies, 1000, Peaks(kv_usage=0.5, running=1.0), preempted=0, pool=POOL)
+    assert (roomy.outcome, roomy.broken) == ("sequences", False)
+    assert "at most 1 ran" in roomy.detail
+    unknown = judge(replies, 1000, Peaks(), preempted=None, pool=None)
+    assert unknown.outcome == "queued"
+
+
+def test_a_preemption_breaks_a_wave_in_which_every_request_was_answered():
+    point = judge([reply(1.0, 3.0), reply(2.0, 4.0)], 1000, Peaks(), preempted=2, pool=POOL)
+    assert (point.outcome, point.detail, point.broken) == ("preempted", "2 preemptions", True)
+
+
+@pytest.mark.parametrize("kind", ["lost", "failed", "refused", "timeout"])
+def test_one_bad_answer_breaks_a_wave(kind):
+    bad = Reply(ok=False, kind=kind, error="why")
+    point = judge([reply(1.0, 3.0), bad], 1000, Peaks(), preempted=0, pool=POOL)
+    assert (point.outcome, point.detail) == (kind, "1 of 2: why")
+    assert point.broken
+
+
+def test_a_wave_that_the_probe_itself_ended_breaks_nothing():
+    point = judge([Reply(ok=False, kind="timeout", error="x")], 1000, Peaks(), preempted=0, pool=POOL, over=OUT_OF_TIME)
+    assert (point.outcome, point.broken) == ("stopped", False)
+
+
+def test_the_pool_of_a_page_and_what_fits_into_it():
+    engine = Engine(blocks=40, block=128)
+    with serving(engine) as url:
+        meter = Meter(url)
+        pool = read_pool(meter.read(), "vllm")
+        meter.close()
+    assert pool == POOL  # one block of vLLM's is never given to a request
+    assert pool.usable == 39 * 128
+    assert pool.each(4) == 9 * 128
+    assert pool.each(40) == 0
+    assert pool.demand(129) == 256
+    assert Pool(5120, 128, 39, ranks=2).each(4) == 19 * 128
+
+
+# The search
+
+
+def test_the_limit_of_the_pool_is_found_within_one_step_of_what_the_page_says():
+    engine = Engine(blocks=40, block=128, sequences=16, prefill_rate=100_000.0, decode_seconds=0.01)
+    result = probed(engine, RampOptions(concurrencies=(1, 4), output=8, ledger_tokens=6400.0))
+    assert result.complete
+    assert result.fact("kv_pool_tokens") == 5120
+    assert result.fact("broke_at_1") is None
+    assert result.fact("carried_at_1") == 4096 - 8
+    # 39 usable blocks of 128 for four requests: 9 blocks, 1,152 tokens, 8 of them generated
+    assert result.fact("expected_at_4") == 1144
+    assert abs(result.fact("carried_at_4") - 1144) <= 2 * result.fact("resolution_at_4")
+    assert result.fact("carried_at_4") < result.fact("broke_at_4")
+    assert result.fact("broke_how_at_4") in ("queued", "preempted")
+    assert any("within one step" in sentence for sentence in result.conclusion)
+    assert any(
+        "expects a KV pool of 6,400 tokens" in sentence and "(-20 %)" in sentence for sentence in result.conclusion
+    )
+    # 5,120 tokens hold one request of 4,096
+    assert result.advice[0].flag == "--max-num-seqs"
+    assert result.advice[0].proposed == "1"
+    assert not result.findings
+
+
+def test_a_limit_on_sequences_is_not_taken_for_a_full_pool():
+    engine = Engine(blocks=4000, sequences=2, limit=2048, prefill_rate=100_000.0)
+    result = probed(engine, RampOptions(concurrencies=(4,), first=256, longest=256, output=8))
+    assert [row["outcome"] for row in result.rows] == ["sequences"]
+    assert any("--max-num-seqs" in sentence for sentence in result.conclusion)
+
+
+def test_what_can_never_fit_is_not_sent_and_is_a_finding():
+    engine = Engine(blocks=20, block=128)
+    result = probed(engine, RampOptions(concurrencies=(1,), output=16))
+    # 19 usable blocks of 128: 2,432 tokens, less than the 4,096 that are accepted
+    assert max(lengths(engine)) == 2432 - 16
+    assert result.complete
+    finding = result.findings[0]
+    assert (finding.id, finding.severity) == ("max_model_len_exceeds_kv", "critical")
+    assert (finding.advice[0].current, finding.advice[0].proposed) == ("4096", "2432")
+    assert any("can never fit into the KV pool, and were not sent" in sentence for sentence in result.conclusion)
+
+
+def test_to_the_end_the_longest_is_sent_all_the_same():
+    engine = Engine(blocks=20, block=128, mishap=lambda tokens, number: 400 if tokens > 1500 else None)
+    probed(engine, RampOptions(concurrencies=(1,), first=4080, output=16, to_the_end=True))
+    assert max(lengths(engine)) == 4096 - 16
+
+
+def test_a_limit_that_the_server_does_not_state_is_found_by_halving():
+    engine = Engine(limit=None, blocks=10_000, mishap=lambda tokens, number: 400 if tokens > 3000 else None)
+    result = probed(engine, RampOptions(concurrencies=(1,), output=4, longest=8192, resolution=100))
+    assert result.fact("broke_how_at_1") == "refused"
+    assert result.fact("carried_at_1") <= 3000 < result.fact("broke_at_1")
+    assert result.fact("broke_at_1") - result.fact("carried_at_1") <= 100
+    assert result.complete
+
+
+def test_after_a_server_error_nothing_more_is_sent():
+    engine = Engine(mishap=lambda tokens, number: 500 if tokens > 1500 else None)
+    result = probed(engine, RampOptions(concurrencies=(1, 2), output=4))
+    assert [tokens for tokens in lengths(engine) if tokens > 1500] == [2048]
+    assert not result.complete
+    assert "so that it survives" in result.stopped_because
+    assert [row["outcome"] for row in result.rows] == ["ok", "failed"]
+    assert "HTTP 500" in result.rows[1]["detail"]
+
+
+def test_to_the_end_the_search_goes_on_after_a_server_error():
+    engine = Engine(mishap=lambda tokens, number: 500 if tokens > 1500 else None)
+    result = probed(engine, RampOptions(concurrencies=(1,), output=4, to_the_end=True))
+    assert result.complete
+    assert result.fact("carried_at_1") <= 1500 < result.fact("broke_at_1")
+
+
+def test_a_server_that_dies_leaves_what_was_measured():
+    engine = Engine()
+    with serving(engine, keep := []) as url:
+        run = Run.begin(Client(url), seconds=120.0)
+
+        def die(tokens, number):
+            if tokens <= 1500:
+                return None
+            threading.Thread(target=keep[0].stop, daemon=True).start()
+            keep[0].stopped.wait(20)
+            return "cut"
+
+        engine.mishap = die
+        result = ramp.probe(run, RampOptions(concurrencies=(1, 2), output=8))
+        run.close()
+    assert not result.complete
+    assert result.stopped_because == GONE
+    assert [row["outcome"] for row in result.rows] == ["ok", "lost"]
+
+
+def test_a_server_without_metrics_is_measured_from_outside():
+    engine = Engine(metrics=False, blocks=5, block=2048, prefill_rate=100_000.0)
+    result = probed(engine, RampOptions(concurrencies=(4,), output=8, first=512))
+    assert result.fact("kv_pool_tokens") is None
+    assert all(row["kv_usage_ratio"] is None and row["preemptions"] is None for row in result.rows)
+    # four blocks: prompts from 2,048 tokens take two of them
+    assert result.fact("broke_how_at_4") == "queued"
+    assert 1024 <= result.fact("carried_at_4") < 2048 <= result.fact("broke_at_4")
+    assert any("preemptions cannot be seen" in sentence for sentence in result.conclusion)
+
+
+def test_a_server_that_takes_text_only_is_ramped_with_text():
+    engine = Engine(takes_ids=False, limit=2048)
+    result = probed(engine, RampOptions(concurrencies=(1,), first=256, output=4))
+    assert result.complete
+    assert all(isinstance(body["prompt"], str) for body in engine.asked[1:])
+    # the engine counts words as tokens, as it did when it was asked what a word costs
+    assert result.fact("carried_at_1") == 2048 - 4
+
+
+def test_the_time_limit_ends_the_probe_and_keeps_its_points():
+    engine = Engine(mishap=lambda tokens, number: "hang" if tokens > 1500 else None)
+    with running(engine) as run:
+
+        def report(done, of, words):
+            if "2,048" in words:
+                run.deadline = time.monotonic() + 0.2
+
+        run.report = report
+        result = ramp.probe(run, RampOptions(concurrencies=(1,), output=4))
+    assert (result.complete, result.stopped_because) == (False, OUT_OF_TIME)
+    assert [row["outcome"] for row in result.rows] == ["ok", "stopped"]
+
+
+def test_ctrl_c_ends_the_probe_and_keeps_its_points():
+    engine = Engine()
+    with running(engine) as run:
+        hang = threading.Event()
+
+        def mishap(tokens, number):
+            if tokens > 1500:
+                threading.Timer(0.05, run.cancel).start()
+                hang.set()
+                return "hang"
+            return None
+
+        engine.mishap = mishap
+        result = ramp.probe(run, RampOptions(concurrencies=(1, 2), output=4))
+    assert hang.is_set()
+    assert (result.complete, result.stopped_because) == (False, INTERRUPTED)
+    assert result.rows[0]["outcome"] == "ok"
+
+
+def test_a_rate_limit_that_stays_ends_the_probe():
+    engine = Engine()
+    with running(engine) as run:
+        engine.limited = 10_000
+        result = ramp.probe(run, RampOptions(concurrencies=(1, 2), output=4))
+    assert not result.complete
+    assert "HTTP 429" in result.stopped_because
+    assert [row["outcome"] for row in result.rows] == ["limited"]
+
+
+def test_lengths_that_would_fill_the_gpu_are_not_sent():
+    engine = Engine(limit=32_768, blocks=4000)
+    size = 10 * GIB
+
+    def gpu_memory():
+        # 8 GiB, and a quarter of a GiB for each 1,024 tokens of the longest prompt so far
+        return {"GPU-1": (8 * GIB + max([0, *lengths(engine)]) * GIB / 4096, size)}
+
+    result = probed(engine, RampOptions(concurrencies=(1,), output=4), gpu_memory=gpu_memory)
+    # 8.5 GiB at 2,048 and 9 at 4,096; as much again and twice would be 10, of which a quarter is to stay free
+    assert max(lengths(engine)) == 4096
+    assert not result.complete
+    assert "would fill the GPU" in result.stopped_because
+    assert result.rows[0]["gpu_step_bytes"] == GIB / 4
+    assert result.rows[-1]["gpu_peak_bytes"] == 9 * GIB
+
+
+def test_no_prompt_is_in_a_result():
+    engine = Engine(takes_ids=False, limit=2048)
+    result = str(probed(engine, RampOptions(concurrencies=(1,), first=512, output=4)))
+    words = engine.asked[-1]["prompt"].split()
+    assert len(words) > 1000
+    assert not [place for place in range(len(words) - 3) if " ".join(words[place : place + 3]) in result]

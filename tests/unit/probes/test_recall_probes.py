@@ -1,0 +1,409 @@
+"""The probes that test recall, against a server whose recall is known."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import threading
+
+import pytest
+
+from gpuwatch.probes import digits, needle, order
+from gpuwatch.probes.client import ProbeError
+from gpuwatch.probes.digits import DigitsOptions
+from gpuwatch.probes.digits_verdict import Pairs, quantised, read_baseline
+from gpuwatch.probes.needle import NeedleOptions
+from gpuwatch.probes.order import OrderOptions
+from gpuwatch.probes.questions import usable_lengths
+from tests.unit.probes.scripted import MODEL, Scripted, asked, count, facts, perfect, running
+
+LENGTHS = (300, 600)
+NEEDLE = NeedleOptions(lengths=LENGTHS, depths=(0.0, 0.5, 1.0), trials=4)
+ORDER = OrderOptions(lengths=(400,), trials=8)
+DIGITS = DigitsOptions(digits=(8, 16), trials=10, tokens=500)
+
+
+def cells(result):
+    return {(row["length_tokens"], row["depth_percent"]): (row["right"], row["of"]) for row in result.rows}
+
+
+def nonsense(prompt):
+    return "server tokens answers requests" * 3
+
+
+# needle
+
+
+def test_a_model_without_fault_passes_in_every_cell():
+    with running(Scripted()) as run:
+        result = needle.probe(run, NEEDLE)
+    assert cells(result) == {(length, depth): (4, 4) for length in LENGTHS for depth in (0, 50, 100)}
+    assert result.fact("verdict") == "passes"
+    assert result.fact("recall") == 1.0
+    assert result.fact("recall_low") == pytest.approx(24 / (24 + 3.8415), abs=1e-4)  # n / (n + z²)
+    assert result.fact("reads_up_to") == 600
+    assert result.complete
+    assert not result.findings
+    assert result.drawing[1].split() == ["0", "%", "██", "100", "██", "100"]
+
+
+def test_prompts_have_about_the_length_that_was_asked_for_as_the_server_counts():
+    with running(Scripted()) as run:
+        result = needle.probe(run, NEEDLE)
+    for row in result.rows:
+        assert row["prompt_tokens"] == pytest.approx(row["length_tokens"], rel=0.05)
+
+
+def test_a_model_of_noise_fails_and_the_control_says_that_length_is_not_the_matter():
+    with running(Scripted(nonsense)) as run:
+        result = needle.probe(run, NEEDLE)
+    assert result.fact("verdict") == "fails"
+    assert result.fact("recall") == 0.0
+    assert result.fact("recall_without_filler") == 0.0
+    assert result.fact("reads_up_to") is None
+    assert {row["no_number"] for row in result.rows} == {4}
+    assert any("fails the task itself" in sentence for sentence in result.conclusion)
+
+
+def test_a_hole_in_the_middle_is_found_at_its_depth():
+    def answer(prompt):
+        name, _ = asked(prompt)
+        depth = next(depth for depth, known, _ in facts(prompt) if known == name)
+        long = count(prompt) > 450
+        return nonsense(prompt) if long and 0.3 < depth < 0.7 else perfect(prompt)
+
+    with running(Scripted(answer)) as run:
+        result = needle.probe(run, NEEDLE)
+    found = cells(result)
+    assert found.pop((600, 50)) == (0, 4)
+    assert set(found.values()) == {(4, 4)}
+    assert result.fact("verdict") == "partly"
+    assert result.fact("reads_up_to") == 300
+    assert any("up to 300 tokens" in sentence and "8 of 12" in sentence for sentence in result.conclusion)
+    assert result.advice[0].flag == "--max-model-len"
+
+
+def test_another_fact_of_the_text_is_no_recall_and_is_counted_apart():
+    def answer(prompt):
+        name, _ = asked(prompt)
+        return next(number for _, known, number in facts(prompt) if known != name)
+
+    with running(Scripted(answer)) as run:
+        result = needle.probe(run, NEEDLE)
+    assert result.fact("verdict") == "fails"
+    assert {(row["right"], row["other_number"]) for row in result.rows} == {(0, 4)}
+
+
+@pytest.mark.parametrize("known", [0.25, 0.75])
+def test_a_known_share_of_recall_is_measured_within_its_interval(known):
+    def answer(prompt):
+        name, _ = asked(prompt)
+        number = next(number for _, other, number in facts(prompt) if other == name)
+        return perfect(prompt) if int(number) % 100 < known * 100 else nonsense(prompt)
+
+    with running(Scripted(answer)) as run:
+        result = needle.probe(run, NeedleOptions(lengths=(300,), depths=(0.0, 1.0), trials=60, concurrency=8))
+    assert result.fact("answers") == 120
+    assert result.fact("recall_low") < known < result.fact("recall_high")
+    assert result.fact("recall_high") - result.fact("recall_low") < 0.2
+
+
+def test_prompts_that_are_cut_are_found_by_the_tokens_that_the_server_counts():
+    with running(Scripted(reads=1500)) as run:
+        result = needle.probe(run, NeedleOptions(lengths=(600, 3000), depths=(0.0, 1.0), trials=2))
+    assert [finding.id for finding in result.findings] == ["silent_truncation"]
+    assert result.findings[0].evidence[0].value == 1500
+    assert cells(result) == {(600, 0): (2, 2), (600, 100): (2, 2), (3000, 0): (0, 2), (3000, 100): (2, 2)}
+
+
+def test_a_refused_length_is_no_failed_recall():
+    with running(Scripted(fails=lambda prompt: 400 if count(prompt) > 450 else None)) as run:
+        result = needle.probe(run, NEEDLE)
+    rows = {row["length_tokens"]: row for row in result.rows}
+    assert (rows[600]["of"], rows[600]["recall_ratio"], rows[600]["failed"]) == (0, None, 4)
+    assert result.fact("verdict") == "passes"
+    assert result.fact("reads_up_to") == 300
+    assert any("12 of 32 requests got no answer (12 refused)" in sentence for sentence in result.conclusion)
+
+
+def test_a_server_that_counts_nothing_is_asked_with_estimated_lengths_and_that_is_said():
+    with running(Scripted(counts=False)) as run:
+        result = needle.probe(run, NEEDLE)
+    assert result.fact("verdict") == "passes"
+    assert result.fact("tokens_counted_by_server") is False
+    assert {row["prompt_tokens"] for row in result.rows} == {None}
+    assert any("counts no prompt tokens" in sentence for sentence in result.conclusion)
+
+
+def test_a_probe_that_is_interrupted_keeps_what_it_has():
+    script = Scripted()
+    with running(script) as run:
+
+        def answer(prompt):
+            if len(script.prompts) > 20:
+                run.cancelled.set()
+            return perfect(prompt)
+
+        script.answer = answer
+        result = needle.probe(run, NEEDLE)
+    assert (result.complete, result.stopped_because) == (False, "interrupted")
+    assert 0 < result.fact("answers") < 24
+
+
+def test_a_server_that_goes_away_leaves_what_was_measured():
+    script = Scripted()
+    script.fails = lambda prompt: "dies" if len(script.prompts) > 20 else None
+    with running(script) as run:
+        result = needle.probe(run, NEEDLE)
+    assert (result.complete, result.stopped_because) == (False, "the server is gone")
+    assert 0 < result.fact("answers") < 24
+    assert result.fact("recall") == 1.0
+
+
+def test_garbage_instead_of_a_stream_is_no_answer():
+    script = Scripted()
+    script.fails = lambda prompt: "garbage" if len(script.prompts) > 12 else None
+    with running(script) as run:
+        result = needle.probe(run, NEEDLE)
+    assert result.fact("recall") in (None, 1.0)
+    assert sum(row["failed"] for row in result.rows) > 0
+    assert any("got no answer" in sentence and "no event stream" in sentence for sentence in result.conclusion)
+
+
+def test_a_server_that_answers_nothing_at_all_is_said_in_its_words():
+    with running(Scripted(fails=lambda prompt: 500 if isinstance(prompt, str) else None)) as run:
+        for each, options in ((needle, NEEDLE), (order, ORDER), (digits, DIGITS)):
+            with pytest.raises(ProbeError, match="HTTP 500: refused"):
+                each.probe(run, options)
+
+
+def test_an_answer_that_goes_on_and_on_is_judged_by_its_beginning():
+    script = Scripted()
+    script.fails = lambda prompt: "endless" if isinstance(prompt, str) and len(script.prompts) > 4 else None
+    with running(script) as run:
+        result = digits.probe(run, DigitsOptions((8,), 5, 500))
+    assert [(row["exact"], row["of"]) for row in result.rows] == [(5, 5)]
+
+
+def test_no_text_of_a_prompt_or_an_answer_is_in_a_result():
+    script = Scripted()
+    with running(script) as run:
+        results = [needle.probe(run, NEEDLE), order.probe(run, ORDER), digits.probe(run, DIGITS)]
+    texts = [body["prompt"] for body in script.prompts if isinstance(body["prompt"], str)]
+    secret = {part for text in texts for _, name, number in facts(text) for part in (name, number)}
+    assert len(secret) > 100
+    for result in results:
+        shown = json.dumps([result.facts, result.rows, result.conclusion, result.drawing])
+        assert not [part for part in secret if part in shown]
+        assert "access number" not in shown
+
+
+def test_lengths_double_up_to_what_the_server_takes_with_an_answer():
+    # 4,096 less 3 % spare is 3,973; less 48 tokens for the answer.
+    assert usable_lengths((), 4096) == (1024, 2048, 3925)
+    assert usable_lengths((), 512) == (448,)
+    assert usable_lengths((), None) == (1024, 2048, 4096, 7898)
+    assert usable_lengths((3000, 500, 9000), 4096) == (500, 3000)
+    with pytest.raises(ProbeError, match="--lengths: the server takes 4,096 tokens"):
+        usable_lengths((9000,), 4096)
+
+
+# order
+
+
+@pytest.mark.parametrize(
+    ("pick", "verdict", "first", "last"),
+    [
+        (perfect, "respects order", 1.0, 1.0),
+        (lambda prompt: facts(prompt)[-1][2], "prefers the last", 0.0, 1.0),
+        (lambda prompt: facts(prompt)[0][2], "prefers the first", 1.0, 0.0),
+        (nonsense, "does not recall", 0.0, 0.0),
+        (lambda prompt: facts(prompt)[int(facts(prompt)[0][2]) % 2][2], "ignores order", None, None),
+    ],
+    ids=["without fault", "recency", "primacy", "noise", "either"],
+)
+def test_order_tells_reading_from_a_leaning(pick, verdict, first, last):
+    with running(Scripted(pick)) as run:
+        result = order.probe(run, ORDER)
+    assert result.fact("verdict") == verdict
+    assert result.fact("answers") == 32
+    if first is not None:
+        assert (result.fact("right_asked_for_first"), result.fact("right_asked_for_last")) == (first, last)
+    assert ("fails" in result.conclusion[0]) is (verdict != "respects order")
+
+
+def test_order_that_is_lost_over_a_distance_is_told_from_order_close_together():
+    def answer(prompt):
+        (early, _, _), (late, _, number) = facts(prompt)
+        return perfect(prompt) if late - early < 0.5 else number
+
+    with running(Scripted(answer)) as run:
+        result = order.probe(run, ORDER)
+    assert result.fact("right") == 0.75
+    assert any("The distance is the matter" in sentence for sentence in result.conclusion)
+
+
+def test_both_questions_are_about_the_same_text():
+    script = Scripted()
+    with running(script) as run:
+        order.probe(run, OrderOptions(lengths=(400,), trials=1))
+    texts = [body["prompt"].split("\n\n")[1] for body in script.prompts if isinstance(body["prompt"], str)][-4:]
+    assert len(set(texts)) == 2
+
+
+# digits
+
+
+def dropping(keep):
+    """A model that gives a wrong last digit where `keep` of the number is not true."""
+
+    def answer(prompt):
+        number = re.search(r"[0-9]+", perfect(prompt))[0]
+        return number if keep(number) else number[:-1] + str((int(number[-1]) + 1) % 10)
+
+    return answer
+
+
+def test_exact_recall_passes():
+    with running(Scripted(kv_dtype="fp8_e4m3")) as run:
+        result = digits.probe(run, DIGITS)
+    assert [(row["digits"], row["exact"], row["of"]) for row in result.rows] == [(8, 10, 10), (16, 10, 10)]
+    assert [row["outcomes"] for row in result.rows] == ["1" * 10] * 2
+    assert (result.fact("verdict"), result.fact("kv_dtype")) == ("passes", "fp8_e4m3")
+    assert not result.findings
+
+
+def test_a_wrong_last_digit_is_no_recall_but_its_other_digits_are_counted():
+    with running(Scripted(dropping(lambda number: len(number) < 16))) as run:
+        result = digits.probe(run, DIGITS)
+    short, long = result.rows
+    assert (short["exact"], long["exact"]) == (10, 0)
+    assert long["right_digits_ratio"] == 15 / 16
+    assert long["first_wrong_digit"] == 16
+    assert result.fact("verdict") == "partly"
+
+
+def test_noise_fails():
+    with running(Scripted(nonsense)) as run:
+        result = digits.probe(run, DIGITS)
+    assert result.fact("verdict") == "fails"
+    assert "fails" in result.conclusion[0]
+
+
+def test_a_quantised_cache_that_loses_digits_against_the_same_model_is_named():
+    bad = Scripted(dropping(lambda number: int(number[0]) > 5), kv_dtype="fp8_e4m3")
+    with running(bad) as run, running(Scripted()) as baseline:
+        result = digits.probe(run, DigitsOptions((8, 16), 10, 500, baseline=baseline))
+    lost = sum(row["outcomes"].count("0") for row in result.rows)
+    assert lost > 5
+    assert (result.fact("only_baseline_exact"), result.fact("only_here_exact"), result.fact("pairs")) == (lost, 0, 20)
+    assert result.fact("chance") == pytest.approx(2 / 2**lost)
+    assert result.fact("against_baseline") == "worse"
+    assert [finding.id for finding in result.findings] == ["fp8_kv_accuracy"]
+    assert result.findings[0].advice[0].current == "fp8_e4m3"
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "other_dtype", "model"),
+    [("auto", "auto", MODEL), ("fp8", "fp8", MODEL), ("fp8", "auto", "another")],
+    ids=["none is quantised", "both are", "another model"],
+)
+def test_the_cache_is_not_blamed_where_something_else_may_be_the_cause(kv_dtype, other_dtype, model):
+    bad = Scripted(dropping(lambda number: False), kv_dtype=kv_dtype)
+    with running(bad) as run, running(Scripted(kv_dtype=other_dtype, model=model)) as baseline:
+        result = digits.probe(run, DigitsOptions((8, 16), 10, 500, baseline=baseline))
+    assert result.fact("against_baseline") == "worse"
+    assert not result.findings
+    assert any("is not seen from here" in sentence for sentence in result.conclusion)
+
+
+def test_equal_endpoints_show_no_difference_and_what_could_hide():
+    with running(Scripted(kv_dtype="fp8")) as run, running(Scripted()) as baseline:
+        result = digits.probe(run, DigitsOptions((8, 16), 10, 500, baseline=baseline))
+    assert result.fact("against_baseline") == "no difference seen"
+    assert any("up to 16 %" in sentence for sentence in result.conclusion)  # Wilson, 0 of 20: 16.1 %
+    assert not result.findings
+
+
+def saved(result):
+    facts = [{"name": name, "value": value, "unit": unit} for name, value, unit in result.facts]
+    document = {"probe": result.probe, "server": {"model": result.server.model}, "facts": facts, "rows": result.rows}
+    return json.loads(json.dumps(document))
+
+
+def test_a_saved_result_is_a_baseline_for_the_same_questions():
+    with running(Scripted()) as run:
+        good = digits.probe(run, DIGITS)
+    baseline = read_baseline("good.json", saved(good))
+    bad = Scripted(dropping(lambda number: len(number) < 16), kv_dtype="fp8")
+    with running(bad) as run:
+        result = digits.probe(run, DigitsOptions((8, 16), 10, 500, baseline=baseline))
+    assert (result.fact("only_baseline_exact"), result.fact("against_baseline")) == (10, "worse")
+    assert [finding.id for finding in result.findings] == ["fp8_kv_accuracy"]
+
+
+def test_a_baseline_that_was_asked_other_questions_is_refused():
+    with running(Scripted(), seed=7) as run:
+        other = digits.probe(run, DIGITS)
+    baseline = read_baseline("other.json", saved(other))
+    with running(Scripted()) as run:
+        with pytest.raises(ProbeError, match="other questions"):
+            digits.probe(run, DigitsOptions((8, 16), 10, 500, baseline=baseline))
+        run.seed = 7
+        with pytest.raises(ProbeError, match="no strings of 12 digits"):
+            digits.probe(run, DigitsOptions((8, 12), 10, 500, baseline=baseline))
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"probe": "needle"}, "a result of probe needle"),
+        ({}, "not the JSON of gpuwatch probe digits"),
+        ([], "not the JSON"),
+        ({"probe": "digits", "facts": [], "rows": []}, "not the JSON"),
+        (None, "not the JSON"),
+    ],
+)
+def test_a_file_that_is_no_result_of_this_probe_is_refused_in_one_line(document, says):
+    with pytest.raises(ProbeError, match=says):
+        read_baseline("x.json", document)
+
+
+def test_pairs_leave_out_trials_without_an_answer_on_either_side():
+    assert Pairs.of("1100-1", "101-1") == Pairs(both=1, only_here=1, only_there=1, neither=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_quantised"),
+    [("auto", False), ("bfloat16", False), ("", False), ("fp8_e4m3", True), ("fp8", True), ("int8", True)],
+)
+def test_kv_types_that_lose_precision_are_known(name, is_quantised):
+    assert quantised(name) is is_quantised
+
+
+def test_an_interrupted_comparison_does_not_wait_for_the_other_server():
+    numbers, hang, finished = itertools.count(1), threading.Event(), []
+
+    def answer(prompt):
+        number = next(numbers)
+        if number == 5:
+            run.cancel()
+        if number >= 5:
+            hang.wait(60)
+            finished.append(number)
+        return perfect(prompt)
+
+    with running(Scripted()) as run, running(Scripted(answer)) as baseline:
+        baseline.cancelled = run.cancelled
+        run.client.take_along(baseline.client)
+        result = digits.probe(run, DigitsOptions((8, 16), 10, 500, baseline=baseline))
+        assert not finished
+        hang.set()
+    assert (result.complete, result.stopped_because) == (False, "interrupted")
+    assert result.fact("pairs") == 4
+
+
+def test_a_text_that_does_not_fit_is_refused_before_anything_is_asked():
+    with running(Scripted(limit=900)) as run, pytest.raises(ProbeError, match="give a smaller --tokens"):
+        digits.probe(run, DigitsOptions((8,), 2, 4000))

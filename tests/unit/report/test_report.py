@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from unit.report.runs import GIB, START, page, record, run, steady, window
+
+from gpuwatch.cli import main
+from gpuwatch.diagnosis.finding import Advice, Evidence, Finding, NotEnough
+from gpuwatch.report import html, markdown, run_report, svg
+from gpuwatch.report.data import Curve, EngineRun, GpuRun, RunData, Setting
+from gpuwatch.report.document import Document, Figure, Heading, Items, Lines, Table, Text
+from gpuwatch.report.probes import ProbeFileError, read
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m|`*_[x](http://e.example)"
+
+STORM = Finding(
+    id="kv_preemption_storm",
+    severity="critical",
+    title="Requests are thrown out",
+    cause="The pool holds 2 requests.",
+    confidence=0.9,
+    evidence=(Evidence("26 preemptions in 60 s", "vllm.log", 58),),
+    advice=(Advice("admit only what fits", "--max-num-seqs", "16", "2"),),
+    state="resolved",
+    since=START + 20_000,
+    until=START + 61_000,
+    labels={"server": "127.0.0.1:8000"},
+)
+SYMPTOM = replace(
+    STORM,
+    id="queue_growth",
+    severity="warning",
+    title="The queue grows",
+    caused_by="kv_preemption_storm",
+    advice=(Advice("add replicas"),),
+)
+
+
+class Page(HTMLParser):
+    """The parts of a page that a test asks about."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.words = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attrs]
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(self.words)
+
+
+def full(**changes):
+    """A run with everything that a report can show."""
+    base = run("load.rec", seed=1, flags=(("--max-num-seqs", "16"),), findings=(STORM, SYMPTOM))
+    (engine,) = base.engines
+    times = tuple(START + 1000 * second for second in range(300))
+    curves = {name: Curve(times, tuple(float(second % 7) for second in range(300))) for name in ("running", "waiting")}
+    levels = tuple(window(number, running=[1, 2, 4, 8][number % 4]) for number in range(60))
+    gpu = GpuRun(
+        "0", "GPU-1", "H100", "580.95", 80 * GIB, Curve(times, (60 * GIB,) * 300), 64 * GIB, START + 17_000,
+        (("weights", 16 * GIB), ("kv_used", 40 * GIB), ("free", 24 * GIB)), (("reserved", GIB),),
+    )  # fmt: skip
+    return replace(
+        base,
+        engines=(replace(engine, curves=curves, windows=levels),),
+        gpus=(gpu,),
+        not_enough=(NotEnough("tp_straggler", "a second GPU"),),
+        **changes,
+    )
+
+
+def page_of(data, *probes):
+    return html.write(run_report.build(data, probes, "gpuwatch 1"))
+
+
+def test_a_page_needs_nothing_else():
+    text = page_of(full())
+    shown = Page(text)
+    assert not {"script", "link", "img", "iframe", "object", "image", "use"} & set(shown.tags)
+    assert not [item for item in shown.attributes if item[1] in ("src", "srcset", "data") or item[1].startswith("on")]
+    assert all(value.startswith("#") for _, name, value in shown.attributes if name in ("href", "xlink:href"))
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "default-src 'none'" in text
+
+
+def test_each_section_is_there_and_the_menu_leads_to_it():
+    shown = Page(page_of(full()))
+    anchors = {value for _, name, value in shown.attributes if name == "id"}
+    assert {value[1:] for tag, name, value in shown.attributes if tag == "a" and name == "href"} == anchors
+    for section in (
+        "What to change next", "What ran", "Findings", "Load and latency", "Against concurrency", "GPU memory",
+        "Memory ledger at the peak", "Flags and versions", "Could not be judged",
+    ):  # fmt: skip
+        assert section in shown.words
+
+
+def test_every_picture_is_well_formed():
+    text = page_of(full())
+    pictures = text.split("<svg")[1:]
+    assert len(pictures) >= 9
+    for picture in pictures:
+        ET.fromstring("<svg" + picture.split("</svg>")[0] + "</svg>")
+
+
+def test_the_verdict_names_the_worst_finding_with_its_time():
+    assert run_report.verdict(full()).text.startswith("Critical: kv_preemption_storm, 0:20 to 1:01.")
+
+
+def test_nothing_found_and_nothing_judged_are_different_verdicts():
+    fine = run_report.verdict(run("a", seed=1))
+    assert (fine.tone, fine.text) == ("good", "Nothing wrong was found in 5 min with 1 engine.")
+    nothing = run_report.verdict(RunData("a", "node", START, START, 1.0, 1, "test"))
+    assert (nothing.tone, "Nothing was judged" in nothing.text) == ("warning", True)
+
+
+def test_advice_of_symptoms_is_left_to_their_cause():
+    (items,) = [block for block in run_report.build(full()).blocks if isinstance(block, Items)]
+    assert items.items == ("--max-num-seqs 16 → 2: admit only what fits (kv_preemption_storm)",)
+
+
+def test_foreign_text_can_do_no_harm_in_a_page():
+    finding = replace(STORM, title=HOSTILE, cause=HOSTILE, labels={"server": HOSTILE})
+    engine = replace(full().engines[0], model=HOSTILE, settings=(Setting("--model", HOSTILE, HOSTILE),))
+    data = replace(full(), name=HOSTILE, host=HOSTILE, note=HOSTILE, findings=(finding,), engines=(engine,))
+    text = page_of(data)
+    assert "<script" not in text
+    assert "\x1b" not in text
+    assert "script" not in Page(text).tags
+
+
+def test_foreign_text_can_do_no_harm_in_markdown():
+    data = replace(full(), host=HOSTILE, findings=(replace(STORM, title=HOSTILE),))
+    text = markdown.write(run_report.build(data))
+    assert "<script" not in text.replace("\\<", "")
+    assert not re.search(r"(?<!\\)[\]\[<`]", re.sub(r"</?sub>|`[a-z_]+`", "", text))
+    assert "\x1b" not in text
+    assert "\\|" in text
+
+
+def test_keys_and_prompts_are_cut_out_of_both_forms():
+    leaky = replace(
+        STORM, cause='it said "prompt": "my secret plan"', evidence=(Evidence("api_key=sk-abcdefghijklmnopqrst"),)
+    )
+    document = run_report.build(full(), (), "")
+    document = replace(document, blocks=(*document.blocks, Text("Bearer abcdefghijklmnopqrstuvwxyz")))
+    data = replace(full(), findings=(leaky,))
+    for text in (page_of(data), markdown.write(run_report.build(data)), html.write(document), markdown.write(document)):
+        assert "secret plan" not in text
+        assert "abcdefghijklmnopqrst" not in text
+
+
+def test_markdown_keeps_each_table_whole():
+    text = markdown.write(
+        Document("t", "s", (Heading("h"), Table(("a", "b"), (("1|2", "x"), ("y", "z")), 1), Lines(("```",))))
+    )
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert rows == ["| a | b |", "|---|---:|", "| 1\\|2 | x |", "| y | z |"]
+    assert text.count("```") == 2
+
+
+def test_a_picture_is_a_row_of_characters_in_markdown():
+    text = markdown.write(
+        Document("t", "s", (Figure("Tokens", "<svg></svg>", (), (("all", "▁█ 0 to 5"),)), Figure("none", "<svg/>")))
+    )
+    assert "| all | ▁█ 0 to 5 |" in text
+    assert "svg" not in text
+
+
+def test_an_engine_without_work_says_so():
+    data = replace(run("a", seed=1), engines=(EngineRun("h:1", "0", "vllm", "m", ""),))
+    assert "had nothing to do" in page_of(data)
+
+
+def test_a_line_is_broken_where_nothing_was_seen():
+    points = tuple((float(x), 1.0) for x in (0, 1, 2, 3, 30, 31, 32))
+    assert [len(part) for part in svg.stretches(points)] == [4, 3]
+    assert [len(part) for part in svg.stretches([(0.0, 1.0), (1.0, float("inf")), (2.0, 1.0)])] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("highest", "unit", "last", "count"),
+    [
+        (97.0, "count", 100, 5),
+        (0.0, "count", 1, 5),
+        (1.0, "ratio", 1.0, 5),
+        (80 * GIB, "bytes", 80 * GIB, 5),
+        (7.3, "seconds", 8, 5),
+    ],
+)
+def test_an_axis_has_round_ticks_that_reach_the_highest_value(highest, unit, last, count):
+    ticks = svg.y_ticks(highest, unit)
+    assert (ticks[0], ticks[-1], len(ticks)) == (0, last, count)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61, "1:01"), (3725, "1:02:05")])
+def test_times_since_the_start(seconds, text):
+    assert svg.clock_text(seconds) == text
+
+
+def test_a_sparkline_shows_the_highest_of_each_part():
+    assert svg.sparkline([0, 1, 2, 4, 8]) == "▁▁▂▄█"
+    assert len(svg.sparkline([1.0] * 1000)) <= 41
+    assert svg.sparkline([]) == ""
+
+
+RESULT = {
+    "schema": 1,
+    "probe": "ramp",
+    "server": {"url": "http://127.0.0.1:8000", "engine": "vllm", "version": "0.32.0", "model": "tiny"},
+    "started": 1_700_000_000,
+    "complete": False,
+    "stopped_because": "the deadline came",
+    "facts": [{"name": "breaking_point", "value": 5120, "unit": "tokens"}],
+    "rows": [
+        {"prompt_tokens": 1024 * 2**step, "concurrency": concurrency, "ttft_s": 0.1 * 2**step, "preemptions": None}
+        for step in range(3)
+        for concurrency in (1, 4)
+    ],
+    "findings": [{"id": "silent_truncation", "severity": "warning", "title": "Prompts are cut", "cause": "Counted."}],
+    "conclusion": ["The pool ends at 5,120 tokens."],
+    "advice": [{"text": "a larger pool", "flag": "--max-model-len", "from": "4096", "to": "2048"}],
+    "drawing": ["▁▃█"],
+}
+
+
+def test_the_result_of_a_probe_is_shown(tmp_path):
+    path = tmp_path / "ramp.json"
+    path.write_text(json.dumps(RESULT))
+    shown = Page(page_of(full(), read(path))).text
+    for part in (
+        "Probe ramp", "Not complete: the deadline came", "The pool ends at 5,120 tokens.", "5,120 tokens",
+        "silent_truncation: Prompts are cut. Counted.", "Time to first token by prompt length in tokens",
+        "concurrency 4", "▁▃█", "--max-model-len 4096 → 2048: a larger pool (probe ramp)", "400 ms",
+    ):  # fmt: skip
+        assert part in shown, part
+    assert "preemptions" not in shown.split("Probe ramp")[1].split("Flags")[0]  # nothing is known of it in any row
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not the result of a probe"),
+        ('{"probe": "ramp", "schema": 2}', "schema 2; this program reads schema 1"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_file_that_is_no_result_of_a_probe_is_refused(tmp_path, content, message):
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    with pytest.raises(ProbeFileError, match=message):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "damage", [{"facts": [1, ["a"], {}]}, {"rows": [1, {}]}, {"server": None}, {"advice": [3]}, {"started": "x"}]
+)
+def test_a_result_with_odd_parts_is_shown_without_them(tmp_path, damage):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(RESULT | damage))
+    assert "Probe ramp" in page_of(full(), read(path))
+
+
+def test_the_command_writes_a_page_and_markdown(tmp_path, capsys):
+    recording = str(record(tmp_path / "a.rec", steady(20)))
+    assert main(["report", recording, "-o", str(tmp_path / "a.html")]) == 0
+    assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
+    assert main(["report", recording]) == 0
+    assert capsys.readouterr().out.startswith("# gpuwatch report: a.rec\n")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_command_counts_what_a_person_would(tmp_path, capsys):
+    # 20 s at 100 tokens a second, of which 2 prompt tokens each: 2,000 generated and 4,000 prompt tokens.
+    main(["report", str(record(tmp_path / "a.rec", steady(20)))])
+    text = capsys.readouterr().out
+    assert "| generated tokens | 2,000, 100 tok/s while it had work |" in text
+    assert "| prompt tokens | 4,000, 200 tok/s while it had work |" in text
+    assert "| requests finished | 16 |" in text
+    assert "p50 8 ms" in text  # 5 ms + half of the bucket of 5 to 10 ms: 7.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["{rec}", "-o", "{dir}/a.pdf"], 2, "must end in .html or .md"),
+        (["{rec}", "-o", "{dir}/no/a.html"], 2, "does not exist"),
+        (["{rec}", "-o", "{dir}/there.md"], 2, "exists already"),
+        (["{dir}/none.rec"], 2, "No such file"),
+        (["{dir}/there.md"], 2, "not a gpuwatch recording"),
+        (["{rec}", "--probe", "{dir}/there.md"], 2, "not JSON"),
+        (["{dir}/empty.rec", "-o", "{dir}/e.html"], 3, "holds no complete tick"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(tmp_path, capsys, arguments, code, message):
+    recording = record(tmp_path / "a.rec", steady(2))
+    record(tmp_path / "empty.rec", [])
+    (tmp_path / "there.md").write_text("mine")
+    assert main(["report", *(part.format(rec=recording, dir=tmp_path) for part in arguments)]) == code
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert (tmp_path / "there.md").read_text() == "mine"
+    assert not (tmp_path / "e.html").exists()
+
+
+def test_force_replaces_a_file(tmp_path):
+    recording = record(tmp_path / "a.rec", steady(2))
+    (tmp_path / "a.md").write_text("old")
+    assert main(["report", str(recording), "-o", str(tmp_path / "a.md"), "--force"]) == 0
+    assert (tmp_path / "a.md").read_text().startswith("# gpuwatch report")
+
+
+def test_json_has_findings_totals_and_peaks(tmp_path, capsys):
+    assert main(["report", str(record(tmp_path / "a.rec", steady(20))), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == 1
+    assert data["run"]["seconds"] == 20
+    (engine,) = data["engines"]
+    assert engine["generation_tokens"] == 2000
+    assert engine["generation_tokens_per_second"] == 100
+    assert engine["latency"]["itl"]["p50"] == pytest.approx(0.0075)
+    assert data["gpus"][0]["peak_bytes"] == 64 * GIB
+    assert data["findings"] == []
+
+
+def test_a_report_of_a_cut_recording_says_so_in_it(tmp_path, capsys):
+    path = record(tmp_path / "a.rec", steady(10))
+    path.write_bytes(path.read_bytes()[:-20])
+    assert main(["report", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert "The recording ends early" in shown.out
+    assert "a.rec" in shown.err
+
+
+def test_an_engine_that_is_seen_once_has_no_figures(tmp_path, capsys):
+    assert main(["report", str(record(tmp_path / "a.rec", [(0, [page(0)])]))]) == 0
+    assert "had nothing to do" in capsys.readouterr().out

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import pytest
+from unit.pipeline import scenario
+from unit.report.runs import GIB, LAUNCH, START, card, page, record, steady
+
+from gpuwatch.alerts.rulefile import load, shipped_paths
+from gpuwatch.diagnosis.finding import Finding
+from gpuwatch.pipeline.run_data import Collector, collect
+from gpuwatch.pipeline.run_windows import MOST_POINTS, MOST_WINDOWS, EngineBook, Points, rows_of
+from gpuwatch.recording import Header, Tick
+from gpuwatch.report.figures import added_seconds
+from gpuwatch.report.load import marks_of
+from gpuwatch.report.run_report import when
+
+
+@pytest.fixture(scope="module")
+def rules():
+    return load(shipped_paths())
+
+
+def book(ticks, width=2000):
+    """Return the windows of an engine whose pages are given as (second, fields)."""
+    kept = EngineBook(width)
+    for second, fields in ticks:
+        batch = page(second, **fields)
+        ((_, rows),) = rows_of(batch).items()
+        kept.take(batch.time, rows, batch.values)
+    return kept.windows()
+
+
+def test_the_increases_of_a_window_are_those_between_its_samples():
+    windows = book(
+        [(0, {"tokens": 50}), (1, {"tokens": 80}), (2, {"tokens": 150}), (3, {"tokens": 160}), (4, {"tokens": 200})]
+    )
+    assert [(window.start - START, window.end - START) for window in windows] == [(0, 2000), (2000, 4000)]
+    assert [window.counted["generation_tokens"] for window in windows] == [100, 50]
+
+
+def test_a_counter_that_starts_anew_counts_from_zero():
+    (window,) = book([(0, {"tokens": 1000}), (1, {"tokens": 1040}), (2, {"tokens": 30})])
+    assert window.counted["generation_tokens"] == 70
+
+
+def test_what_came_during_a_gap_belongs_to_the_whole_gap():
+    windows = book([(0, {}), (2, {"tokens": 20}), (12, {"tokens": 120})])
+    assert windows[-1].seconds == 10
+    assert windows[-1].counted["generation_tokens"] == 100
+
+
+def test_reasons_are_added_up_and_histograms_kept_by_bound():
+    (window,) = book(
+        [
+            (0, {}),
+            (1, {"stop": 3, "length": 1, "fast": 30, "slow": 10}),
+            (2, {"stop": 5, "length": 2, "fast": 60, "slow": 20}),
+        ]
+    )
+    assert window.counted["finished"] == 7
+    itl = window.histograms["itl"]
+    assert itl.counts == (0, 60, 60, 80, 80)
+    assert itl.total == pytest.approx(0.008 * 60 + 0.03 * 20)
+
+
+def test_gauges_are_means_over_the_samples():
+    (window,) = book([(0, {"running": 1}), (1, {"running": 3}), (2, {"running": 5})])
+    assert window.running == 3
+
+
+def test_what_an_engine_does_not_have_is_missing_and_not_zero():
+    (window,) = book([(0, {}), (1, {}), (2, {})])
+    assert "prefix_queries" not in window.counted
+    assert window.counted["preemptions"] == 0
+    assert "queue" not in window.histograms
+
+
+def test_a_long_run_has_wider_windows_and_loses_nothing():
+    seconds = 4 * 2 * MOST_WINDOWS
+    windows = book([(second, {"tokens": second}) for second in range(seconds + 1)])
+    assert MOST_WINDOWS / 2 <= len(windows) <= MOST_WINDOWS
+    assert added_seconds(windows) == seconds
+    assert sum(window.counted["generation_tokens"] for window in windows) == seconds
+
+
+def test_a_thinned_curve_keeps_its_extremes():
+    points = Points()
+    for second in range(10_000):
+        points.add(second * 1000, 99.0 if second == 4321 else -7.0 if second == 777 else 5.0)
+    curve = points.curve()
+    assert len(curve.times) <= 2 * MOST_POINTS
+    pairs = dict(zip(curve.times, curve.values, strict=True))
+    assert (pairs[4_321_000], pairs[777_000]) == (99.0, -7.0)
+
+
+def test_a_recording_becomes_a_run(tmp_path, rules):
+    data = collect(record(tmp_path / "a.rec", steady(30), note="first try"), rules)
+    assert (data.name, data.host, data.seconds, data.ticks, data.note, data.cut) == (
+        "a.rec",
+        "node",
+        30,
+        31,
+        "first try",
+        "",
+    )
+    (engine,) = data.engines
+    assert (engine.kind, engine.model, engine.version, engine.tensor_parallel, engine.limit) == (
+        "vllm",
+        "tiny",
+        "0.32.0",
+        2,
+        16,
+    )
+    assert sum(window.counted["generation_tokens"] for window in engine.windows) == 3000
+    assert engine.curves["running"].values == (4.0,) * 31
+    flags = {setting.name: setting for setting in engine.settings}
+    assert flags["--max-num-seqs"].value == "16"
+    assert flags["version"].source == "vllm.log:21"
+
+
+def test_keys_given_as_flags_are_cut_out(tmp_path, rules):
+    data = collect(record(tmp_path / "a.rec", steady(3)), rules)
+    assert "verysecret" not in repr(data)
+    assert {setting.name: setting.value for setting in data.engines[0].settings}["--api-key"] == "<redacted>"
+
+
+def test_the_peak_is_the_highest_that_was_seen_between_two_ticks(tmp_path, rules):
+    (gpu,) = collect(record(tmp_path / "a.rec", steady(30)), rules).gpus
+    assert (gpu.index, gpu.name, gpu.driver, gpu.total) == ("0", "H100", "580.95", 80 * GIB)
+    assert (gpu.peak, gpu.peak_time) == (64 * GIB, START + 17_000)
+    parts = dict(gpu.at_peak)
+    assert parts["reserved"] == 0.5 * GIB
+    assert sum(parts.values()) == pytest.approx(80 * GIB)
+
+
+def test_findings_have_the_times_of_the_recording(tmp_path, rules):
+    ticks = [((time - scenario.START) / 1000, batches) for time, batches in scenario.storm()]
+    ticks[0][1].append(scenario.LAUNCH)
+    data = collect(record(tmp_path / "storm.rec", ticks), rules)
+    storm = next(finding for finding in data.findings if finding.id == "kv_preemption_storm")
+    assert storm.state == "firing"
+    assert 0 < storm.since - data.started <= 1000 * len(ticks)
+    assert storm.evidence
+
+
+def test_a_cut_recording_is_a_run_that_says_so(tmp_path, rules):
+    path = record(tmp_path / "a.rec", steady(10))
+    path.write_bytes(path.read_bytes()[:-20])
+    data = collect(path, rules)
+    assert data.cut
+    assert data.ticks > 0
+
+
+def test_a_recording_without_ticks_is_an_empty_run(tmp_path, rules):
+    data = collect(record(tmp_path / "empty.rec", []), rules)
+    assert (data.ticks, data.engines, data.gpus, data.seconds) == (0, (), (), 0)
+
+
+def test_after_a_clock_went_back_time_goes_on(tmp_path, rules):
+    ticks = [(second, [page(second, tokens=10 * second)]) for second in range(20, 31)]
+    ticks += [(second, [page(second, tokens=300 + 10 * second)]) for second in range(1, 11)]
+    data = collect(record(tmp_path / "a.rec", ticks), rules)
+    assert data.seconds == pytest.approx(20, abs=2)
+    assert any("the clock went back by 29 s" in problem for problem in data.problems)
+    (engine,) = data.engines
+    assert list(engine.curves["running"].times) == sorted(engine.curves["running"].times)
+    assert all(window.seconds > 0 for window in engine.windows)
+
+
+def test_sources_that_do_not_answer_are_named(tmp_path, rules):
+    ticks = [(0, [LAUNCH, page(0), card(0, GIB)]), (1, [page(1), card(1, GIB)]), (2, [scenario.down(2), card(2, GIB)])]
+    data = collect(record(tmp_path / "a.rec", ticks), rules)
+    assert [(source.name, source.value) for source in data.silent] == [
+        ("engine 127.0.0.1:8000", "unreachable: connection refused")
+    ]
+
+
+def finding(state="firing", since=START):
+    return Finding("queue_growth", "warning", "t", "c", 0.5, (), since=since, state=state)
+
+
+def test_a_finding_that_comes_and_goes_is_there_in_episodes():
+    collector = Collector(Header("node", START, 1.0, "test"))
+    for second, findings in (
+        (0, []),
+        (1, [finding("pending")]),
+        (2, [finding(since=START + 2000)]),
+        (5, []),
+        (9, [finding(since=START + 8000)]),
+        (12, [finding("resolved", START + 8000)]),
+        (20, [finding(since=START + 20_000)]),
+    ):
+        collector.take(Tick(START + 1000 * second, ()))
+        collector.found(START + 1000 * second, findings)
+    data = collector.result("a", "", (), ())
+    (known,) = data.findings
+    assert (known.state, known.since) == ("firing", START + 2000)
+    assert [(a - START, None if b is None else b - START) for a, b in data.times_of(known)] == [
+        (2000, 5000), (8000, 12_000), (20_000, None),
+    ]  # fmt: skip
+    assert when(data, known) == "3 times from 0:02 to the end, 7 s in all"
+    assert [(mark.start, mark.end) for mark in marks_of(data, None)] == [(2, 5), (8, 12), (20, 20)]
