@@ -72,4 +72,5 @@ def test_what_is_no_recording_and_a_json_wish_are_refused(tmp_path, capsys):
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys):
     assert main(["export", DEMO, "--openmetrics", "--step", "60", "-o", str(tmp_path / "no" / "x")]) == 2
-    assert capsys.readouterr().err == f"gpuwatch export: {tmp_path / 'no' / 'x'}: the folder {tmp_path / 'no'} does not exist\n"
+    folder = tmp_path / "no"
+    assert capsys.readouterr().err == f"gpuwatch export: {folder / 'x'}: the folder {folder} does not exist\n"
