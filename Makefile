@@ -21,7 +21,7 @@ $(BIN)/pytest: $(BIN)/gpuwatch
 	@touch $@
 
 test: $(BIN)/pytest         ## unit tests: no network, no GPU, no engine
-	$(BIN)/pytest -q -n 2
+	$(BIN)/pytest -q -n 3
 
 check: $(BIN)/pytest        ## lint, types, layout
 	$(BIN)/ruff check .

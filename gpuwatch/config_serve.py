@@ -22,6 +22,8 @@ class ServeConfig:
     `listen` is ``HOST:PORT``; `web_config` a Prometheus web-configuration file; `hosts` are names under which the
     server is asked beside those of this machine; `state` is the file that outlives a restart (empty: the user's state
     folder, ``off``: none). `otlp` is the address of an OpenTelemetry collector, sent to every `otlp_interval` seconds.
+    `runbook_url` is the address of the runbook in alerts that are sent to an Alertmanager (empty: its path in our
+    repository).
     """
 
     listen: str = DEFAULT_LISTEN
@@ -30,6 +32,7 @@ class ServeConfig:
     state: str = ""
     otlp: str = ""
     otlp_interval: float = 15.0
+    runbook_url: str = ""
 
 
 SERVE_KEYS: dict[str, Callable[[Any], Any]] = {
@@ -39,6 +42,7 @@ SERVE_KEYS: dict[str, Callable[[Any], Any]] = {
     "state": text,
     "otlp": text,
     "otlp_interval": number(1, 3600),
+    "runbook_url": text,
 }
 ATTACH_KEYS = ENDPOINT_KEYS
 

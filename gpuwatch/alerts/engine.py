@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from gpuwatch.alerts.inhibition import RULES, InhibitRule, inhibit
+from gpuwatch.alerts.inhibition import RULES, InhibitRule, asks_where, inhibit
+from gpuwatch.alerts.placement import NOWHERE, Placement, placed
 from gpuwatch.alerts.presence import Missing, Presence, explain_missing
 from gpuwatch.alerts.rulefile import AlertRule, Rule, RuleSet
 from gpuwatch.alerts.state import Alert, Result, Saved, alert_labels, restored, step
@@ -74,12 +75,16 @@ class RuleState:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The outcome of one tick at `time` (milliseconds). `alerts` hold pending, firing and lately resolved ones."""
+    """The outcome of one tick at `time` (milliseconds). `alerts` hold pending, firing and lately resolved ones.
+
+    `placement` tells which engine uses which GPU, where a firing alert asks for it.
+    """
 
     time: int
     alerts: tuple[Alert, ...] = ()
     errors: tuple[RuleError, ...] = ()
     rules: tuple[RuleState, ...] = ()
+    placement: Placement = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,7 @@ class RuleEngine:
         self._presence = Presence(querier, rules.rules) if statuses else None
         self._saved: dict[Labels, Saved] = {}
         self._restore_until: int | None = None
+        self._placement = NOWHERE
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -186,8 +192,11 @@ class RuleEngine:
             for task in self._tasks:
                 self._write_alerts(task, time)
         alerts = tuple(alert for task in self._tasks for alert in task.active.values())
-        alerts = inhibit(alerts, self._inhibit_rules)
-        return Evaluation(time, alerts, tuple(errors), self._states(alerts, time))
+        # For as long as such a cause fires, what it took from its GPU is remembered.
+        asked = asks_where(alerts, self._inhibit_rules)
+        self._placement = self._placement | placed(self._querier, time) if asked else NOWHERE
+        alerts = inhibit(alerts, self._inhibit_rules, self._placement)
+        return Evaluation(time, alerts, tuple(errors), self._states(alerts, time), self._placement)
 
     def _evaluate(self, task: _Task, time: int, errors: list[RuleError]) -> None:
         try:

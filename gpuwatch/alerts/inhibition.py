@@ -15,12 +15,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gpuwatch.alerts.inhibitions import INHIBITIONS
+from gpuwatch.alerts.placement import NOWHERE
 from gpuwatch.model import Labels, label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpuwatch.alerts.inhibitions import Inhibition
+    from gpuwatch.alerts.placement import Placement
     from gpuwatch.alerts.state import Alert
 
 Operator: TypeAlias = Literal["=", "!=", "=~", "!~"]
@@ -55,11 +57,15 @@ class Matcher:
 
 @dataclass(frozen=True, slots=True)
 class InhibitRule:
-    """One rule in Alertmanager's terms; all matchers of a side must hold."""
+    """One rule in Alertmanager's terms; all matchers of a side must hold.
+
+    With `placed`, which Alertmanager does not know, both sides must be about the same engine.
+    """
 
     source: tuple[Matcher, ...]
     target: tuple[Matcher, ...]
     equal: tuple[str, ...]
+    placed: bool = False
 
     @property
     def source_label(self) -> tuple[str, str] | None:
@@ -85,6 +91,7 @@ def from_table(table: Iterable[Inhibition]) -> tuple[InhibitRule, ...]:
                 (Matcher(CAUSE_LABEL, "=", row.cause),),
                 (Matcher(CAUSE_LABEL, "=~", symptoms),),
                 row.equal,
+                row.placed,
             )
         )
     return tuple(rules)
@@ -94,11 +101,19 @@ RULES = from_table(INHIBITIONS)
 """The shipped inhibition rules."""
 
 
-def inhibit(alerts: Sequence[Alert], rules: Sequence[InhibitRule] = RULES) -> tuple[Alert, ...]:
+def asks_where(alerts: Sequence[Alert], rules: Sequence[InhibitRule] = RULES) -> bool:
+    """Return whether a rule that needs to know which engine uses which GPU has a firing source among `alerts`."""
+    firing = [alert.labels for alert in alerts if alert.state == "firing"]
+    return any(rule.placed and any(map(rule.is_source, firing)) for rule in rules) if firing else False
+
+
+def inhibit(
+    alerts: Sequence[Alert], rules: Sequence[InhibitRule] = RULES, placement: Placement = NOWHERE
+) -> tuple[Alert, ...]:
     """Return `alerts` with `inhibited_by` set to the name of the first firing alert that mutes each.
 
     Only firing alerts mute; pending ones are marked too, because they will be muted the moment they fire.
-    Resolved alerts are never marked.
+    Resolved alerts are never marked. `placement` tells which engine uses which GPU.
     """
     sources = [alert for alert in alerts if alert.state == "firing"]
     if not sources or not rules:
@@ -116,7 +131,7 @@ def inhibit(alerts: Sequence[Alert], rules: Sequence[InhibitRule] = RULES) -> tu
         return tuple(alerts)
     return tuple(
         alert
-        if alert.state == "resolved" or not (cause := _muted_by(alert, live))
+        if alert.state == "resolved" or not (cause := _muted_by(alert, live, placement))
         else replace(alert, inhibited_by=cause)
         for alert in alerts
     )
@@ -130,13 +145,15 @@ def _candidates(
     return sources if wanted is None else by_label.get(wanted, ())
 
 
-def _muted_by(alert: Alert, rules: Sequence[tuple[InhibitRule, list[Alert]]]) -> str:
+def _muted_by(alert: Alert, rules: Sequence[tuple[InhibitRule, list[Alert]]], placement: Placement) -> str:
     for rule, sources in rules:
         if not rule.is_target(alert.labels):
             continue
         two_sided = rule.is_source(alert.labels)
         for source in sources:
             if any(label(source.labels, name) != label(alert.labels, name) for name in rule.equal):
+                continue
+            if rule.placed and not placement.shared(dict(source.labels), dict(alert.labels)):
                 continue
             if two_sided and rule.is_target(source.labels):
                 continue
@@ -145,7 +162,12 @@ def _muted_by(alert: Alert, rules: Sequence[tuple[InhibitRule, list[Alert]]]) ->
 
 
 def alertmanager_yaml(rules: Sequence[InhibitRule] = RULES) -> str:
-    """Return the ``inhibit_rules`` section of an Alertmanager configuration (0.22 or newer)."""
+    """Return the ``inhibit_rules`` section of an Alertmanager configuration (0.22 or newer).
+
+    Rules that need to know where an engine runs are left out: by the host alone they would mute the trouble of
+    another engine there.
+    """
+    rules = [rule for rule in rules if not rule.placed]
     lines = ["inhibit_rules:"] if rules else ["inhibit_rules: []"]
     for rule in rules:
         lines.append("  - source_matchers:")

@@ -3,6 +3,8 @@
 Ids are the finding ids in the label ``diagnosis`` of alerts. A cause mutes its symptoms where the `equal` labels have
 the same values; alerts about GPUs carry host and uuid, alerts about engines host and server. What merely warns mutes
 nothing critical, and an engine that is down is muted by what is known of this very engine only, never by its host.
+A row with `placed` ties a GPU to the engines that used it: labels alone do not tell which, so Alertmanager, which sees
+nothing else, is not given these rows.
 """
 
 from __future__ import annotations
@@ -18,11 +20,15 @@ LOG = ("host", "log")
 
 @dataclass(frozen=True, slots=True)
 class Inhibition:
-    """While `cause` fires, `symptoms` are muted where the labels `equal` have the same values."""
+    """While `cause` fires, `symptoms` are muted where the labels `equal` have the same values.
+
+    With `placed` both must also be about the same engine, one of them by the GPU that it uses.
+    """
 
     cause: str
     symptoms: tuple[str, ...]
     equal: tuple[str, ...]
+    placed: bool = False
 
 
 _KV_SYMPTOMS = (
@@ -63,21 +69,21 @@ DEATHS = (
 INHIBITIONS: tuple[Inhibition, ...] = (
     Inhibition("driver_unresponsive", ("gpu_lost", "tp_imbalance", "gpu_headroom_low", "prefill_memory_peak"), GPU),
     Inhibition("gpu_lost", ("gpu_headroom_low", "prefill_memory_peak"), GPU),
-    Inhibition("gpu_lost", ("tp_imbalance", "tp_straggler"), HOST),
     Inhibition(
         "xid_hardware",
         ("gpu_lost", "driver_unresponsive", "xid_software", "throttling", "pcie_degraded", "tp_straggler"),
         GPU,
     ),
-    Inhibition("xid_hardware", ("nccl_hang",), HOST),
-    Inhibition("gpu_lost", ("nccl_hang",), HOST),
     Inhibition("throttling", ("tp_straggler",), GPU),
     Inhibition("pcie_degraded", ("tp_straggler",), GPU),
+    Inhibition("gpu_memory_growth", ("gpu_headroom_low", "prefill_memory_peak"), GPU),
+    Inhibition("gpu_lost", ("tp_imbalance", "tp_straggler"), HOST, placed=True),
+    Inhibition("xid_hardware", ("nccl_hang",), HOST, placed=True),
+    Inhibition("gpu_lost", ("nccl_hang",), HOST, placed=True),
     Inhibition("tp_straggler", ("throughput_collapse", "queue_growth"), SERVER),
     Inhibition("tp_pcie_slow", ("throughput_collapse", "queue_growth"), SERVER),
     Inhibition("nccl_hang", ("engine_stalled", "throughput_collapse", "queue_growth", "tp_imbalance"), SERVER),
-    Inhibition("gpu_memory_growth", ("gpu_headroom_low", "prefill_memory_peak"), GPU),
-    Inhibition("gpu_memory_growth", ("tp_imbalance",), HOST),
+    Inhibition("gpu_memory_growth", ("tp_imbalance",), HOST, placed=True),
     Inhibition("host_memory_leak", ("host_memory_oversubscribed",), HOST),
     Inhibition("unified_memory", ("nvml_na",), GPU),
     Inhibition(
@@ -112,6 +118,6 @@ INHIBITIONS: tuple[Inhibition, ...] = (
     Inhibition("prefix_cache_collapse", ("context_growth",), ENGINE),
     Inhibition("dp_labels", ("dp_imbalance",), SERVER),
     Inhibition("prefill_memory_peak", ("gpu_headroom_low",), GPU),
-    Inhibition("allocator_fragmentation", ("gpu_headroom_low",), HOST),
+    Inhibition("allocator_fragmentation", ("gpu_headroom_low",), HOST, placed=True),
 )
 """The rows, nearest cause first."""

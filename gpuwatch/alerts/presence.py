@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 REFRESH_MS = 5_000
 """How often the live series are looked up: the answer is at most this old."""
+EAGER_MS = 15_000
+"""How long after the first look they are looked up at every tick: sources give their first answers then."""
 
 ENGINE = "gpuwatch_engine_"
 SOURCE_UP = "gpuwatch_source_up"
@@ -95,10 +97,13 @@ class Presence:
         self._down: frozenset[str] = frozenset()
         self._missing: dict[int, tuple[Missing, ...]] = {}
         self._refreshed: int | None = None
+        self._first: int | None = None
 
     def refresh(self, time: int) -> None:
-        """Look up the live series at `time` (milliseconds), unless that was done less than five seconds ago."""
-        if self._refreshed is not None and 0 <= time - self._refreshed < REFRESH_MS:
+        """Look up the live series at `time` (milliseconds), at first always, later every five seconds."""
+        self._first = time if self._first is None else self._first
+        eager = 0 <= time - self._first < EAGER_MS
+        if not eager and self._refreshed is not None and 0 <= time - self._refreshed < REFRESH_MS:
             return
         self._refreshed = time
         changed = [self._look_up(name, time) for name in self._names]

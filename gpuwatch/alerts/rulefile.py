@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpuwatch.alerts.yamlfile import Problem, YamlFile
 from gpuwatch.model import NAME
 from gpuwatch.promql import templates
+from gpuwatch.promql.nodes import kind
 from gpuwatch.promql.plan import parse
 from gpuwatch.promql.values import PromQLError
 
@@ -284,10 +285,16 @@ class _RuleFileReader:
             self.file.refuse(node or rule, "'expr' must be set")
             return "", None
         try:
-            return expr, parse(expr)
+            plan = parse(expr)
         except PromQLError as error:
             self.file.refuse(node, f"expr: {error}")
             return expr, None
+        given = kind(plan.root)
+        if given not in ("vector", "scalar"):
+            what = "a string" if given == "string" else "a range vector"
+            self.file.refuse(node, f"expr: it is {what}; allowed are an instant vector and a scalar")
+            return expr, None
+        return expr, plan
 
     def _alert(self, entries: Mapping[str, Node], head: _Head) -> AlertRule | None:
         hold = self.file.duration(entries.get("for"), "for") or 0

@@ -5,16 +5,22 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.cli import NOTHING, UsageError, attaching, fleet, watching
+from gpuwatch.config import Config
+from gpuwatch.model import Reason, label
+from gpuwatch.snapshot import SourceState
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterable
 
     from gpuwatch.diagnosis.finding import Finding, NotEnough
     from gpuwatch.pipeline.core import TickResult
-    from gpuwatch.snapshot import Snapshot, SourceState
+    from gpuwatch.pipeline.live import Live
+    from gpuwatch.snapshot import Snapshot
 
 NAME = "check"
 HELP = "watch for a while, print the findings, exit"
@@ -47,12 +53,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Seen:
-    """All findings of a run: the newest form of each, and whether it is still there."""
+    """All findings of a run: the newest form of each, and whether it is still there.
+
+    `sources` are those that were watched, `readable` says whether any GPU could be read, `empty_logs` are the logs
+    without a line.
+    """
 
     def __init__(self) -> None:
         self.findings: dict[Any, Finding] = {}
         self.not_enough: tuple[NotEnough, ...] = ()
-        self.answered: set[str] = set()
+        self.sources: tuple[SourceState, ...] = ()
+        self.readable = False
+        self.empty_logs: set[str] = set()
 
     def add(self, result: TickResult | Snapshot) -> None:
         """Take in the result of one tick, or a snapshot of it."""
@@ -75,7 +87,11 @@ def run(args: argparse.Namespace) -> int:
         seen = Seen()
         snapshot, error = attaching.watch(args, config, seen.add)
         problems = [*(snapshot.problems if snapshot is not None else ()), *([error] if error else [])]
-        return _report(args, seen, snapshot.sources if snapshot is not None else (), problems)
+        if snapshot is not None:
+            seen.sources = snapshot.sources
+            samples = snapshot.answer("gpu_state").samples
+            seen.readable = any(label(labels, "state") == "ok" for labels, _ in samples)
+        return _report(args, seen, problems)
     seconds = args.seconds if args.seconds is not None else DEFAULT_SECONDS
     from gpuwatch.clock import SystemClock  # noqa: PLC0415  # --help does not need the pipeline
     from gpuwatch.pipeline.live import Live  # noqa: PLC0415
@@ -100,27 +116,105 @@ def run(args: argparse.Namespace) -> int:
     if live.recording_error:
         print(f"gpuwatch check: {live.recording_error}", file=sys.stderr)
         problems.append(live.recording_error)
-    return _report(args, seen, live.pipeline.source_states(live.clock.now()), problems)
+    _look_back(live, seen)
+    return _report(args, seen, problems)
 
 
-def _report(args: argparse.Namespace, seen: Seen, sources: tuple[SourceState, ...], problems: list[str]) -> int:
+def _look_back(live: Live, seen: Seen) -> None:
+    """Take in what the run has shown as a whole: which sources spoke, and what their logs and GPUs gave."""
+    now = live.clock.now()
+    spoke = live.pipeline.source_states(now)
+    silent = [target.partition(":") for target in live.targets]
+    known = {(state.kind, state.target) for state in spoke}
+    seen.sources = spoke + tuple(
+        SourceState(kind, name or kind, up=False, reason=Reason.NEVER_SEEN.value, detail="no answer yet")
+        for kind, _, name in silent
+        if (kind, name or kind) not in known
+    )
+    ok = live.pipeline.querier.instant('max_over_time(gpuwatch_gpu_state{state="ok"}[1d])', now)
+    seen.readable = any(value == 1 for _, value in ok.items())
+    if live.last is not None:
+        snapshot = live.pipeline.snapshot(live.last)
+        said = {line.source for line in snapshot.lines} | {fact.source for fact in snapshot.facts}
+        seen.empty_logs = {state.target for state in spoke if state.kind == "log"} - said
+    serving = {state.server for state in spoke if state.kind == "engine" and state.up}
+    for state in spoke:
+        dead = state.kind == "log" and state.target in live.pipeline.dead_logs
+        if dead and not (serving if not state.server else state.server in serving) and Path(state.target).is_file():
+            _add_dead(state.target, now, seen)
+
+
+def _add_dead(path: str, now: int, seen: Seen) -> None:
+    """Add what a log says that its server died of before the watch began: nothing of it happens while one looks."""
+    from gpuwatch.pipeline.postmortem import investigate  # noqa: PLC0415  # most logs are of a server that lives
+    from gpuwatch.pipeline.rules import load_rules  # noqa: PLC0415  # as above
+
+    found = investigate([path], "", now, lambda: load_rules(Config()))
+    known = {finding.id for finding in seen.findings.values()}
+    for finding in found.findings:
+        if finding.id not in known:
+            seen.findings[finding.key] = finding
+    text = "its server was gone before the watch began; judged as gpuwatch diagnose does"
+    seen.sources = tuple(
+        replace(state, detail="; ".join(filter(None, (state.detail, text)))) if state.target == path else state
+        for state in seen.sources
+    )
+
+
+def _judged(seen: Seen) -> bool:
+    """Whether a source answered with something that can be judged."""
+    for state in seen.sources:
+        if state.kind not in JUDGED or state.age is None:
+            continue
+        if state.kind == "nvml" and not (seen.readable or seen.findings):
+            continue
+        if state.kind == "log" and state.target in seen.empty_logs:
+            continue
+        return True
+    return False
+
+
+_FAMILIES = (("nvml", "no GPU is seen"), ("engine", "no engine is seen"), ("log", "no log is read"))
+
+
+def _not_enough(seen: Seen) -> list[NotEnough]:
+    """Return what could not be judged; where a source is there and was only too slow, that is what is missing."""
+    words = {}
+    for kind, absent in _FAMILIES:
+        states = [state for state in seen.sources if state.kind == kind]
+        if any(state.up for state in states):
+            words[absent] = "watched too short"
+        waiting = [state.target for state in states if not state.up and state.reason == Reason.NEVER_SEEN.value]
+        if waiting:
+            words[absent] = f"watched too short: no answer of {', '.join(waiting)} yet"
+    return [replace(item, missing=words.get(item.missing, item.missing)) for item in seen.not_enough]
+
+
+def _report(args: argparse.Namespace, seen: Seen, problems: list[str]) -> int:
     from gpuwatch.cli import output  # noqa: PLC0415  # --help does not need it
     from gpuwatch.engines.log_text import clean  # noqa: PLC0415
 
-    judged = any(state.age is not None for state in sources if state.kind in JUDGED)
+    judged, not_enough = _judged(seen), _not_enough(seen)
     findings = output.ranked(seen.findings.values())
     if args.json:
-        output.print_json(output.report_json(map(_input, sources), findings, seen.not_enough, problems))
+        output.print_json(output.report_json(_inputs(seen.sources), findings, not_enough, problems))
     elif not args.quiet:
-        for state in sources:
-            if not state.up and state.kind in JUDGED:
+        for state in seen.sources:
+            if state.kind in JUDGED and not state.up:
                 print(clean(f"{state.kind} {state.target}: {state.reason}: {state.detail}"))
-        output.print_findings(findings, seen.not_enough, args.verbose)
+            elif state.kind in JUDGED and state.detail:
+                print(clean(f"{state.kind} {state.target}: {state.detail}"))
+        output.print_findings(findings, not_enough, args.verbose)
         if not judged:
             print("nothing was judged: no GPU, engine or log answered")
     if not judged:
         return NOTHING
     return output.exit_code(findings, args.fail_on)
+
+
+def _inputs(states: Iterable[SourceState]) -> list[dict[str, Any]]:
+    """Return what was watched; the figures of gpuwatch itself are no input."""
+    return [_input(state) for state in states if state.kind != "own"]
 
 
 def _input(state: SourceState) -> dict[str, Any]:

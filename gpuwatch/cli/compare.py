@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the comparison; return the exit code."""
     from gpuwatch import __version__  # noqa: PLC0415  # --help needs none of these
-    from gpuwatch.cli import FINE, NOTHING, UsageError, output, writing  # noqa: PLC0415
+    from gpuwatch.cli import NOTHING, UsageError, output, writing  # noqa: PLC0415
     from gpuwatch.pipeline.run_data import collect  # noqa: PLC0415
     from gpuwatch.recording import RecordingError  # noqa: PLC0415
     from gpuwatch.report import compare_report  # noqa: PLC0415
@@ -55,11 +55,20 @@ def run(args: argparse.Namespace) -> int:
             print(f"gpuwatch compare: {path}: holds no complete tick", file=sys.stderr)
             return NOTHING
         runs.append(data)
+    pairs = compare_report.held_against(runs)
     if args.json:
-        output.print_json(compare_report.as_json(runs, output.finding_json))
-        return FINE
-    document = compare_report.build(runs, f"gpuwatch {__version__}")
+        output.print_json(compare_report.as_json(runs, output.finding_json, pairs))
+        return _code(compare_report.not_compared(pairs))
+    document = compare_report.build(runs, f"gpuwatch {__version__}", pairs)
     writing.write(args.output, (writing.render(document, args.output),), force=args.force)
     if not args.quiet and args.output != "-":
         print(f"gpuwatch compare: {args.output}", file=sys.stderr)
-    return FINE
+    return _code(compare_report.not_compared(pairs))
+
+
+def _code(why_not: str) -> int:
+    from gpuwatch.cli import FINE, NOTHING  # noqa: PLC0415  # --help needs none of these
+
+    if why_not:
+        print(f"gpuwatch compare: {why_not}", file=sys.stderr)
+    return NOTHING if why_not else FINE

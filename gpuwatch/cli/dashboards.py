@@ -71,7 +71,7 @@ def _write(args: argparse.Namespace) -> None:
         for path, text in texts.items():
             _replace(folder / path, text)
     except OSError as error:
-        raise UsageError(f"{error.filename or folder}: {error.strerror}") from None
+        raise UsageError(f"{folder}: cannot be written there: {error.strerror} ({error.filename or folder})") from None
     if args.json:
         kinds = {path: "dashboard" if path in uids else "provisioning" for path in texts}
         rows = [{"path": str(folder / path), "kind": kinds[path], "uid": uids.get(path)} for path in texts]

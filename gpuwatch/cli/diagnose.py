@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,10 @@ def run(args: argparse.Namespace) -> int:
     """Read, judge, print, and return the exit code."""
     if not args.files and not args.flags:
         raise UsageError("nothing to read; name files, - for standard input, or a launch command with --flags")
+    try:
+        shlex.split(args.flags.replace("\\\n", " "))
+    except ValueError as error:
+        raise UsageError(f"--flags cannot be split into words: {error}") from None
     if args.json and args.markdown:
         raise UsageError("--json and --markdown exclude each other")
     from gpuwatch.pipeline.postmortem import investigate  # noqa: PLC0415  # --help does not need it
@@ -92,7 +97,9 @@ def _report(args: argparse.Namespace, result: PostMortem) -> int:
             print(clean(input_line(given)))
         print()
         output.print_findings(findings, result.not_enough, args.verbose)
-    judged = any(given.kind != "unknown" for given in result.inputs)
+    for path in result.empty:
+        print(f"gpuwatch diagnose: {clean(path)}: holds no complete tick", file=sys.stderr)
+    judged = any(given.kind != "unknown" and given.path not in result.empty for given in result.inputs)
     if not judged:
         return NOTHING
     return output.exit_code(findings, args.fail_on)

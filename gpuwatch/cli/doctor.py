@@ -28,6 +28,7 @@ HELP = "say what gpuwatch can see on this machine, what it cannot, and how to fi
 Status: TypeAlias = Literal["ok", "missing", "problem"]
 
 GPU_SECONDS = 6.0
+"""How long to wait for the GPUs: a call that hangs is known as such after a few seconds."""
 LOG_SECONDS = 4.0
 SHM = "/dev/shm"  # noqa: S108  # only its size is looked at
 MIB = 1 << 20
@@ -91,33 +92,72 @@ def _program(config: Config) -> Iterator[Check]:
         yield Check("rules", "rule file", "problem", str(problem), "gpuwatch rules check FILE lists all problems")
 
 
-def _gpus(config: Config, clock: Clock) -> Iterator[Check]:
+_FIXES = {
+    Reason.NO_DRIVER: "install or load the NVIDIA driver until nvidia-smi lists the GPUs; in a container: --gpus all",
+    Reason.NOT_FOUND: "see what nvidia-smi -L lists; in a container: --gpus all",
+    Reason.NO_PERMISSION: "see who may read /dev/nvidiactl and /dev/nvidia0; in a container: --gpus all",
+    Reason.DRIVER_MISMATCH: "reload the kernel module or reboot: the driver was replaced while it ran",
+    Reason.HUNG: "read dmesg for an Xid; if it stays so, drain the machine, reset the card or reboot",
+    Reason.NEVER_SEEN: "run gpuwatch doctor again; if it stays so, see whether nvidia-smi answers",
+}
+_STATE_WORDS = {"resetting": "needs a reset", "failed": "every call fails", "late": "no reading yet"}
+_STATE_FIXES = {
+    "lost": "read dmesg for an Xid 79; drain the machine and power it off and on",
+    "hung": _FIXES[Reason.HUNG],
+    "late": _FIXES[Reason.NEVER_SEEN],
+    "resetting": "stop what uses it, then nvidia-smi --gpu-reset -i GPU, or reboot",
+    "no_permission": "see who may read /dev/nvidiactl and /dev/nvidiaGPU; in a container: --gpus all",
+    "failed": "see what nvidia-smi -i GPU says, and read dmesg for an Xid",
+}
 
+
+def _gpus(config: Config, clock: Clock) -> Iterator[Check]:
     from gpuwatch.sources.nvml.source import NvmlSource  # noqa: PLC0415
 
     source = NvmlSource(config.host_name, clock)
     deadline = clock.monotonic() + GPU_SECONDS
     try:
         batch = source.poll()
-        while clock.monotonic() < deadline and not _complete(batch):
-            if not batch.up and batch.reason is not None:
-                break
+        while clock.monotonic() < deadline and not _settled(batch):
             clock.wait(threading.Event(), 0.2)
             batch = source.poll()
     finally:
         source.close()
     if not batch.up:
-        yield Check("gpu", "NVML", "missing", batch.detail)
+        yield Check("gpu", "NVML", "missing", batch.detail, _FIXES.get(batch.reason or Reason.FAILED, ""))
         return
-    infos = [labels for labels in batch.keys if name_of(labels) == "gpuwatch_gpu_info"]
-    for labels in sorted(infos, key=lambda labels: [int(part) for part in label(labels, "gpu").split(":")]):
-        name, driver, kind = (label(labels, key) for key in ("name", "driver_version", "memory_kind"))
-        yield Check("gpu", f"GPU {label(labels, 'gpu')}", "ok", f"{name}, driver {driver}, {kind} memory")
+    states = _states(batch)
+    infos = {label(labels, "gpu"): labels for labels in batch.keys if name_of(labels) == "gpuwatch_gpu_info"}
+    for gpu in sorted(states, key=lambda gpu: [int(part) for part in gpu.split(":")]):
+        state, said = states[gpu], "its name is not known"
+        if gpu in infos:
+            name, driver, kind = (label(infos[gpu], key) for key in ("name", "driver_version", "memory_kind"))
+            said = f"{name}, driver {driver}, {kind} memory"
+        if state == "ok":
+            yield Check("gpu", f"GPU {gpu}", "ok", said)
+        else:
+            fix = _STATE_FIXES.get(state, "").replace("GPU", gpu)
+            words = _STATE_WORDS.get(state, state.replace("_", " "))
+            yield Check("gpu", f"GPU {gpu}", "problem", f"{words}; {said}", fix)
+    if batch.detail:
+        fix = _FIXES.get(batch.reason, "") if batch.reason is not None else ""
+        yield Check("gpu", "NVML", "problem", batch.detail, fix)
     yield from _absences(batch)
 
 
-def _complete(batch: Batch) -> bool:
-    return batch.up and any(name_of(labels) == "gpuwatch_gpu_memory_used_bytes" for labels in batch.keys)
+def _states(batch: Batch) -> dict[str, str]:
+    """Return the state of each GPU by its number."""
+    rows = zip(batch.keys, batch.values, strict=True)
+    found = ((labels, value) for labels, value in rows if name_of(labels) == "gpuwatch_gpu_state")
+    return {label(labels, "gpu"): label(labels, "state") for labels, value in found if value == 1}
+
+
+def _settled(batch: Batch) -> bool:
+    """Whether there is nothing to wait for: every GPU is read or known not to be, or NVML has failed or hangs."""
+    if not batch.up:
+        return batch.reason is not Reason.NEVER_SEEN
+    states = _states(batch)
+    return batch.reason is Reason.HUNG or (bool(states) and "late" not in states.values())
 
 
 def _absences(batch: Batch) -> Iterator[Check]:
@@ -165,6 +205,7 @@ def _flags(engine: FoundEngine) -> Check:
 
 
 def _engine(target: EngineTarget, config: Config, clock: Clock) -> Iterator[Check]:
+    from gpuwatch.engines.derive import OPTIONAL  # noqa: PLC0415
     from gpuwatch.sources.engine.source import EngineSource  # noqa: PLC0415
 
     source = EngineSource(target, config.host_name, clock)
@@ -180,6 +221,8 @@ def _engine(target: EngineTarget, config: Config, clock: Clock) -> Iterator[Chec
     name = f"{info.kind} {info.version or '(version not told)'}" if info else "engine"
     yield Check("engine", target.server, "ok", f"{name}: {len(batch.keys)} series in {batch.duration * 1000:.0f} ms")
     for absence in batch.absent:
+        if absence.reason is Reason.NOT_SUPPORTED or absence.detail.startswith(OPTIONAL):
+            continue
         detail = absence.detail or absence.reason.value.replace("_", " ")
         yield Check("engine", f"{target.server} {name_of(absence.labels)}", "missing", detail)
 

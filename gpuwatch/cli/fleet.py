@@ -110,7 +110,7 @@ def _report(args: argparse.Namespace, look: Look, seen: list[Any]) -> int:
                 print(clean(f"prometheus {source.target}: {source.detail}"))
         for problem in snapshot.problems:
             print(clean(problem))
-        output.print_findings(findings, (), args.verbose)
+        output.print_findings(findings, (), args.verbose, machine=("host", snapshot.cluster_label))
         if not look.judged:
             print("nothing was judged: " + _why(look))
     if not look.judged:

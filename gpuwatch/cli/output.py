@@ -99,10 +99,16 @@ def exit_code(findings: Iterable[Finding], fail_on: str) -> int:
     return FOUND if bad else FINE
 
 
-def finding_lines(finding: Finding) -> list[str]:
-    """Return a finding as lines for people: cause, evidence, what to change."""
+def finding_lines(finding: Finding, machine: Sequence[str] = ()) -> list[str]:
+    """Return a finding as lines for people: where, cause, evidence, what to change.
+
+    `machine` are the labels that name the machine; they come first. A finding of this machine is shown without them.
+    """
     indent = "  " if finding.caused_by else ""
-    where = ", ".join(f"{key} {value}" for key, value in sorted(finding.labels.items()) if key != "host")
+    labels = finding.labels
+    place = [(key, labels[key]) for key in machine if labels.get(key)]
+    place += [(key, labels[key]) for key in sorted(labels) if key != "host" and key not in machine]
+    where = ", ".join(f"{key} {value}" for key, value in place)
     state = "" if finding.state == "firing" else f", {finding.state}"
     arrow = "↳ " if finding.caused_by else ""
     lines = [f"{indent}{_GLYPH[finding.severity]} {arrow}{finding.id}: {finding.title} ({finding.severity}{state})"]
@@ -110,8 +116,8 @@ def finding_lines(finding: Finding) -> list[str]:
         lines.append(f"{indent}    at     {where}")
     lines.append(f"{indent}    cause  {finding.cause}")
     for item in finding.evidence[:EVIDENCE_SHOWN]:
-        place = f" [{item.source}:{item.line}]" if item.line is not None else ""
-        lines.append(f"{indent}    seen   {item.text}{place}")
+        line = f" [{item.source}:{item.line}]" if item.line is not None else ""
+        lines.append(f"{indent}    seen   {item.text}{line}")
     lines += [f"{indent}    →      {advice_text(item)}" for item in finding.advice]
     return [clean(line) for line in lines]
 
@@ -125,10 +131,17 @@ def advice_text(item: Advice) -> str:
     return f"{item.flag}{current}{proposed}  {item.text}"
 
 
-def print_findings(findings: Sequence[Finding], not_enough: Sequence[NotEnough], verbose: bool) -> None:
-    """Print findings for people; what could not be judged comes last, in full only when `verbose`."""
+def print_findings(
+    findings: Sequence[Finding], not_enough: Sequence[NotEnough], verbose: bool, machine: Sequence[str] = ()
+) -> None:
+    """Print findings for people; what could not be judged comes last, in full only when `verbose`.
+
+    `machine` as for `finding_lines`; findings of several hosts always name theirs.
+    """
+    if not machine and len({finding.labels.get("host") for finding in findings}) > 1:
+        machine = ("host",)
     for finding in findings:
-        print("\n".join(finding_lines(finding)))
+        print("\n".join(finding_lines(finding, machine)))
         print()
     if not findings:
         print("no findings")

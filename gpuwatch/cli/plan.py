@@ -53,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="never",
         help="exit with 1 when it does not fit, or when that is unknown",
     )
+    parser.add_argument(
+        "--fail", dest="fail_on", action="store_const", const="does_not_fit", help="the same as --fail-on does_not_fit"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,7 +12,9 @@ from gpuwatch.cli import UsageError
 from gpuwatch.engines.version import parse_version, show_version
 from gpuwatch.ledger.budget import GIB, Deployment
 from gpuwatch.ledger.command import read_command
+from gpuwatch.ledger.command_values import KV_TYPES, KV_TYPES_SHOWN, LONGEST, MOST_RANKS, check_values
 from gpuwatch.ledger.defaults import NEWEST, with_defaults
+from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.files import load
 from gpuwatch.ledger.kv import layout
 from gpuwatch.ledger.need import Engine, quantised, with_weights
@@ -21,16 +23,18 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from gpuwatch.engines.version import Version
     from gpuwatch.ledger.command import Command
     from gpuwatch.ledger.model import Model
 
 DEFAULT_GIB = 80.0
-LONGEST = 10**9
 DEFAULT_CONTEXT = 4096
 _ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
-_KV_TYPES = re.compile(
-    r"auto|bf16|bfloat16|fp16|float16|int8|int4|nvfp4|fp4|mxfp4|fp8\w*|nvfp4\w*|int[48]_per_token_head|fp4_e2m1|turboquant\w*"
-)
+_VLLM_IMAGE = re.compile(r"(?:^|/)vllm-openai(?:[:@]|$)")
+"""The image whose entry point is the engine: what follows its name are the engine's arguments."""
+_IMAGE_TAG = re.compile(r"vllm-openai:v?(?P<version>\d+\.\d+(?:\.\d+)?)")
+KV_TYPE_READ_SINCE = (0, 32)
+"""vLLM whose ``auto`` is known to follow the KV type that a checkpoint names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,10 @@ def read(args: argparse.Namespace) -> Asked:
     if not names:
         raise UsageError("no MODEL; give a folder, a config.json, a known name, or --from-command with a model in it")
     kind = args.engine or (command.engine if command is not None else "vllm")
-    version = _version(kind, args.engine_version)
-    assumed = [] if args.engine_version else [f"{kind} {show_version(version)} assumed (--engine-version)"]
+    tag = _IMAGE_TAG.search(args.from_command or "") if kind == "vllm" else None
+    named = args.engine_version or (tag["version"] if tag is not None else None)
+    version = _version(kind, named)
+    assumed = [] if named else [f"{kind} {show_version(version)} assumed (--engine-version)"]
     if args.gpu_memory is None:
         assumed.append(f"cards of {DEFAULT_GIB:g} GiB assumed (--gpu-memory)")
     engines, gpus = [], 1
@@ -68,6 +74,9 @@ def read(args: argparse.Namespace) -> Asked:
         if weights is not None and args.params is None and args.weights_bytes is None and args.weights is None:
             engine = replace(engine, weights_bytes=weights)
         engines.append(engine)
+        if model.kv_type and args.kv_dtype is None and (command is None or command.kv_dtype == "auto"):
+            took = engine.deployment.kv_dtype
+            assumed.append(f"the checkpoint names {model.kv_type} for its KV cache; {took} counted (--kv-dtype)")
         gpus = max(gpus, count)
         if model.context is None and args.context is None:
             assumed.append(f"{name} declares no length: {DEFAULT_CONTEXT:,} tokens assumed (--context)")
@@ -77,18 +86,17 @@ def read(args: argparse.Namespace) -> Asked:
 def _check(args: argparse.Namespace) -> None:
     for name in ("gpus", "tp", "pp", "dcp", "pcp", "context", "max_num_seqs", "chunk"):
         value = getattr(args, name)
-        if value is not None and not 1 <= value <= LONGEST:
-            raise UsageError(f"--{name.replace('_', '-')} is {value}; allowed: 1 to {LONGEST:,}")
+        most = MOST_RANKS if name in ("gpus", "tp", "pp", "dcp", "pcp") else LONGEST
+        if value is not None and not 1 <= value <= most:
+            raise UsageError(f"--{name.replace('_', '-')} is {value}; allowed: 1 to {most:,}")
     for name, low, high in (("gpu_memory", 0.5, 4096), ("params", 1e3, 1e14), ("weights_bytes", 1e3, 1e15)):
         value = getattr(args, name)
         if value is not None and not (math.isfinite(value) and low <= value <= high):
             raise UsageError(f"--{name.replace('_', '-')} is {value:g}; allowed: {low:g} to {high:g}")
     if args.utilization is not None and not 0 < args.utilization <= 1:
         raise UsageError(f"--utilization is {args.utilization:g}; allowed: above 0, at most 1")
-    if args.kv_dtype is not None and not _KV_TYPES.fullmatch(args.kv_dtype):
-        raise UsageError(
-            f"--kv-dtype is {args.kv_dtype!r}; allowed: auto, bf16, fp16, fp8, fp8_e4m3, fp8_e5m2, int8, int4, nvfp4"
-        )
+    if args.kv_dtype is not None and not KV_TYPES.fullmatch(args.kv_dtype):
+        raise UsageError(f"--kv-dtype is {args.kv_dtype!r}; allowed: {KV_TYPES_SHOWN}")
 
 
 def _version(engine: str, text: str | None) -> tuple[int, int, int]:
@@ -113,17 +121,44 @@ def _command(text: str) -> Command:
             continue
         role = engine_role(words[at:])
         if role is not None and role.role == "server":
-            return read_command(role.engine, role.arguments)
+            return _checked(role.engine, role.arguments)
+    for at, word in enumerate(words):
+        if _VLLM_IMAGE.search(word):
+            return _checked("vllm", words[at + 1 :])
     raise UsageError(
         "--from-command has no engine in it; expected: vllm serve …, python -m vllm.entrypoints.openai.api_server …, "
         "python -m sglang.launch_server … or sglang serve …"
     )
 
 
+def _checked(engine: str, arguments: Sequence[str]) -> Command:
+    """Read the arguments of an engine.
+
+    Raises:
+        UsageError: a value is none that the engine takes, or missing.
+    """
+    try:
+        check_values(engine, arguments)
+    except ValueError as error:
+        raise UsageError(f"--from-command: {error}") from None
+    return read_command(engine, arguments)
+
+
+def _kv_dtype(args: argparse.Namespace, command: Command | None, kind: str, version: Version, model: Model) -> str:
+    """Return the KV type: as asked for, else as the checkpoint names it where the engine follows it."""
+    asked = str(args.kv_dtype or (command.kv_dtype if command is not None else "auto"))
+    follows = asked == "auto" and kind == "vllm" and version >= KV_TYPE_READ_SINCE
+    return model.kv_type if follows and model.kv_type else asked
+
+
 def _engine(
     args: argparse.Namespace, command: Command | None, kind: str, version: tuple[int, int, int], model: Model
 ) -> tuple[Engine, int]:
     """Return one engine and the cards it needs."""
+    if not model.layers and model.missing:
+        raise ModelConfigError(
+            f"{model.name or 'the config'} lacks {', '.join(model.missing)}: nothing can be computed"
+        )
     told = dict(command.numbers) if command is not None else {}
     tp, pp, pcp, gpus = _ranks(args, told)
     if args.weights is not None:
@@ -140,7 +175,7 @@ def _engine(
         pcp=pcp,
         dp_attention=told.get("dp", 1) if command is not None and command.dp_attention else 1,
         context=args.context or told.get("context") or model.context or DEFAULT_CONTEXT,
-        kv_dtype=args.kv_dtype or (command.kv_dtype if command is not None else "auto"),
+        kv_dtype=_kv_dtype(args, command, kind, version, model),
         block_size=told.get("block_size") or (1 if kind == "sglang" else 16),
         eager=command is not None and command.eager,
         prefix_caching=None if command is None else command.prefix_caching,

@@ -12,6 +12,7 @@ from gpuwatch.ledger.command import repaired
 from gpuwatch.ledger.need import scale_share
 from gpuwatch.ledger.plan import PARTS, card_of, fraction_needed
 from gpuwatch.ledger.spread import spreads
+from gpuwatch.ledger.starts import obstacles
 from gpuwatch.ledger.whatif import best_pair, what_if
 
 if TYPE_CHECKING:
@@ -41,31 +42,37 @@ _VERDICTS = {
 }
 
 
+_WAYS = {"does_not_fit": "does not fit", "unknown": "unknown"}
+
+
 def print_json(plan: Plan, asked: Asked) -> None:
     """Print the documented JSON object."""
     first = plan.capacities[0]
     engine = first.engine
     rows = _rows(asked)
+    sized, complete = engine.model.kv_known, engine.model.complete
     print(
         json.dumps(
             {
                 "schema": SCHEMA,
                 "verdict": plan.verdict,
-                "per_gpu": [_card(card) for card in plan.cards],
+                "per_gpu": [_card(card, kv_known=_kv_known(asked)) for card in plan.cards],
                 "kv": {
-                    "bytes_per_token": _whole(first.bytes_per_token),
-                    "scale_bytes_per_token": _whole(first.bytes_per_token * scale_share(engine.deployment.kv_dtype)),
-                    "tokens": first.tokens,
-                    "max_context": first.max_context,
-                    "max_concurrency": round(first.max_concurrency, 3),
-                    "pool_bytes": round(first.pool_bytes),
+                    "bytes_per_token": _whole(first.bytes_per_token) if sized else None,
+                    "scale_bytes_per_token": _whole(first.bytes_per_token * scale_share(engine.deployment.kv_dtype))
+                    if sized
+                    else None,
+                    "tokens": first.tokens if complete else None,
+                    "max_context": first.max_context if complete else None,
+                    "max_concurrency": round(first.max_concurrency, 3) if complete else None,
+                    "pool_bytes": round(first.pool_bytes) if complete else None,
                     "context": engine.deployment.context,
                 },
                 "fewest_gpus": plan.fewest_gpus,
                 "error_band": round(plan.error_band, 4),
                 "what_if": [_row(row) for row in rows],
                 "flags": flags_of(asked),
-                "notes": [*asked.assumed, *plan.notes],
+                "notes": _notes(plan, asked),
                 "spread": [_spread(way) for way in ways_of(asked)],
                 "models": [_model(one, asked) for one in asked.engines],
                 "command": command_of(asked),
@@ -79,10 +86,19 @@ def _whole(value: float) -> float:
     return int(value) if value == int(value) else round(value, 3)
 
 
-def _card(card: Card) -> dict[str, Any]:
+def _kv_known(asked: Asked) -> bool:
+    return all(engine.model.kv_known for engine in asked.engines)
+
+
+def _parts(card: Card, *, kv_known: bool) -> dict[str, int | None]:
+    """Return a card's parts in bytes; None for the KV cache where its size is not known."""
+    return {part: round(value) if kv_known or part != "kv_cache" else None for part, value in card.components.items()}
+
+
+def _card(card: Card, *, kv_known: bool) -> dict[str, Any]:
     return {
         "gpu": card.gpu,
-        "components": {part: round(value) for part, value in card.components.items()},
+        "components": _parts(card, kv_known=kv_known),
         "total": round(card.total),
         "capacity": round(card.capacity),
     }
@@ -103,7 +119,7 @@ def _spread(way: Spread) -> dict[str, Any]:
         "tp": way.tp,
         "replicas": way.replicas,
         "verdict": way.verdict,
-        "max_concurrency": round(way.concurrency, 3),
+        "max_concurrency": None if way.verdict == "unknown" else round(way.concurrency, 3),
     }
 
 
@@ -127,14 +143,16 @@ def _model(engine: Engine, asked: Asked) -> dict[str, Any]:
         "fraction": deployment.fraction,
         "chunk": deployment.chunk,
         "max_num_seqs": deployment.sequences,
-        "per_gpu": {part: round(value) for part, value in card_of([engine]).components.items()},
-        "fraction_needed": _needed(engine, asked),
+        "per_gpu": _parts(card_of([engine]), kv_known=engine.model.kv_known),
+        "fraction_needed": _needed(engine, asked) if engine.model.complete else None,
         "missing": list(engine.model.missing),
     }
 
 
 def _rows(asked: Asked) -> list[Row]:
     engine, others = asked.engines[0], asked.engines[1:]
+    if any(not one.model.complete for one in asked.engines):
+        return []
     pair = best_pair(engine, others)
     return [*([pair] if pair is not None else []), *what_if(engine, others)]
 
@@ -176,26 +194,17 @@ def print_text(plan: Plan, asked: Asked) -> None:
     spread = ranks + (f", {replicas} independent replicas" if replicas > 1 else "")
     cards = f"{asked.gpus} x {gib(card.capacity)} GiB"
     print(clean(f"{models_of(asked.engines)} on {cards}, {deployment.engine} {asked.version}, {spread}"))
-    print(f"verdict: {_VERDICTS[plan.verdict]}\n")
+    print(f"verdict: {_verdict(plan, asked)}\n")
     print(f"each card   {_bar(card)}  {gib(card.total)} of {gib(card.capacity)} GiB (± {plan.error_band:.0%})")
     for part in PARTS:
-        if card.components[part]:
+        if part == "kv_cache" and not _kv_known(asked):
+            print(f"  {_GLYPHS[part]} {_TITLES[part]:<20}{'unknown':>8}")
+        elif card.components[part]:
             print(f"  {_GLYPHS[part]} {_TITLES[part]:<20}{gib(card.components[part]):>8} GiB{_about(part, asked)}")
     print(f"    {'free':<20}{gib(card.capacity - card.total):>8} GiB\n")
-    for found in plan.capacities:
-        one = found.engine.deployment
-        limit = f"{_fraction(one.engine)} {one.fraction:g}"
-        if not found.engine.model.attention:
-            requests = f"{found.max_concurrency:.1f} requests of any length"
-            print(f"states and no KV cache: with {limit} the pool holds {requests}")
-            continue
-        print(f"KV cache: {_whole(found.bytes_per_token):,} bytes per token; with {limit} the pool holds")
-        print(
-            f"  {found.tokens:,} tokens: the longest request {found.max_context:,} tokens, or "
-            f"{found.max_concurrency:.1f} requests of {one.context:,}"
-        )
+    _print_pools(plan)
     most = "more than 64" if not deployment.mig else "no number of slices"
-    if any(one.model.missing for one in asked.engines):
+    if any(not one.model.complete for one in asked.engines):
         most = "unknown"
     print(f"fewest cards of this size: {plan.fewest_gpus or most}")
     _print_ways(asked)
@@ -207,14 +216,51 @@ def print_text(plan: Plan, asked: Asked) -> None:
     command = command_of(asked)
     if command is not None:
         print(clean(f"\nrepaired command:\n  {command}"))
-    for note in (*asked.assumed, *plan.notes):
+    for note in _notes(plan, asked):
         print(clean(f"note: {note}"))
+
+
+def _verdict(plan: Plan, asked: Asked) -> str:
+    """Return the verdict in words, with the first reason where the engine does not start whatever the memory."""
+    if plan.verdict == "unknown" and not any(engine.model.missing for engine in asked.engines):
+        return "unknown: the model has parts that are not counted (see the notes)"
+    reasons = _reasons(asked)
+    return f"{_VERDICTS[plan.verdict]}: {reasons[0]}" if reasons else _VERDICTS[plan.verdict]
+
+
+def _reasons(asked: Asked) -> list[str]:
+    """Return why the engines do not start, whatever the memory."""
+    return [text for engine in asked.engines for text in obstacles(engine.model, engine.deployment)]
+
+
+def _notes(plan: Plan, asked: Asked) -> list[str]:
+    """Return all notes: what stops the engine, what was assumed, and the others."""
+    return list(dict.fromkeys((*_reasons(asked), *asked.assumed, *plan.notes)))
+
+
+def _print_pools(plan: Plan) -> None:
+    """Print what each engine's pool holds."""
+    for found in plan.capacities:
+        one = found.engine.deployment
+        limit = f"{_fraction(one.engine)} {one.fraction:g}"
+        if not found.engine.model.complete:
+            sized = f"{_whole(found.bytes_per_token):,} bytes per token" if found.engine.model.kv_known else "unknown"
+            print(f"KV cache: {sized}; what the pool holds: unknown")
+            continue
+        if not found.engine.model.attention:
+            requests = f"{found.max_concurrency:.1f} requests of any length"
+            print(f"states and no KV cache: with {limit} the pool holds {requests}")
+            continue
+        print(f"KV cache: {_whole(found.bytes_per_token):,} bytes per token; with {limit} the pool holds")
+        print(
+            f"  {found.tokens:,} tokens: the longest request {found.max_context:,} tokens, or "
+            f"{found.max_concurrency:.1f} requests of {one.context:,}"
+        )
 
 
 def _print_ways(asked: Asked) -> None:
     ways = [
-        f"{way.replicas} x TP{way.tp} "
-        + ("does not fit" if way.verdict == "does_not_fit" else f"{way.concurrency:.1f} ({way.verdict})")
+        f"{way.replicas} x TP{way.tp} " + _WAYS.get(way.verdict, f"{way.concurrency:.1f} ({way.verdict})")
         for way in ways_of(asked)
     ]
     if ways:
@@ -225,6 +271,8 @@ def _print_ways(asked: Asked) -> None:
 def _print_fractions(asked: Asked) -> None:
     """Print what each of several models on the same cards should be told to take."""
     for engine in asked.engines:
+        if not engine.model.complete:
+            continue
         flag, needed = _fraction(engine.deployment.engine), _needed(engine, asked)
         print(clean(f"share of {engine.model.name or engine.model.architecture}: {flag} {needed:.2f}"))
 

@@ -18,6 +18,8 @@ import psutil
 
 from gpuwatch.cli import FINE, FOUND, INTERRUPTED, NOTHING, UsageError
 from gpuwatch.cli.probe_output import Bar, result_json, result_lines
+from gpuwatch.cli.signals import Signals
+from gpuwatch.config import load
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER
 from gpuwatch.probes.client import Client, ProbeError, host_of
 from gpuwatch.probes.run import GONE, Run
@@ -37,6 +39,8 @@ def run_probe(args: argparse.Namespace) -> int:
     Raises:
         UsageError: the probe is impossible, or its result cannot be saved.
     """
+    if args.config:
+        load(args.config)  # what is wrong with it is said, although no probe needs it
     _check_output(args.output)
     _allow(args.engine, "--engine", yes=args.yes)
     bar = Bar(quiet=args.quiet)
@@ -203,6 +207,8 @@ def _client(url: str, args: argparse.Namespace, model: str | None = None) -> Cli
 
 def _allow(url: str, option: str, *, yes: bool) -> None:
     """Refuse a server that is not on this machine, unless it was allowed."""
+    if "://" not in url and ":" not in url:
+        raise UsageError(f"{option} {url}: no port; expected http://HOST:PORT")
     host = host_of(url if "://" in url else f"http://{url}")
     if not yes and host and not is_local(host):
         raise UsageError(
@@ -230,21 +236,30 @@ def is_local(host: str) -> bool:
 @contextmanager
 def _interruptible(stop: threading.Event, client: Client) -> Iterator[None]:
     """End the probe in an orderly way at the first SIGINT or SIGTERM; a second SIGINT ends the program."""
-
-    def end(_number: int, _frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        stop.set()
-        threading.Thread(target=client.cancel, daemon=True).start()  # it takes locks that this thread may hold
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    over = threading.Event()
+
+    def watch(signals: Signals) -> None:
+        while not over.is_set():
+            if signals.wait() and not stop.is_set():
+                stop.set()
+                client.cancel()
+
+    def first(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    with Signals(signal.SIGINT, signal.SIGTERM) as signals:
+        signal.signal(signal.SIGINT, first)
+        watcher = threading.Thread(target=watch, args=(signals,), name="signals", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            signals.wake()
+            watcher.join()
 
 
 # The result
@@ -282,10 +297,15 @@ def _save(result: Result, output: str) -> None:
         half.unlink(missing_ok=True)
 
 
+def _answerless(result: Result) -> bool:
+    """Return whether not one request of the probe was answered."""
+    return result.fact("verdict") == "not measured" or result.fact("answered") is False
+
+
 def _code(result: Result, args: argparse.Namespace) -> int:
     if result.stopped_because == STOPPED:
         return INTERRUPTED
-    if result.stopped_because == GONE and not result.rows:
+    if (result.stopped_because == GONE and not result.rows) or _answerless(result):
         return NOTHING
     if args.fail_on == "never":
         return FINE

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.cli import FINE, INTERRUPTED, NOTHING, WRONG, UsageError, watching
+from gpuwatch.cli.signals import Signals
 
 if TYPE_CHECKING:
     import argparse
@@ -49,34 +49,31 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from None
     writer = live.recording
     assert writer is not None
-    ended: list[int] = []
-    over = threading.Event()
-
-    def end(number: int, _: object) -> None:
-        ended.append(number)
-        over.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    begun = live.clock.monotonic()
-    live.start()
-    if not args.quiet:
-        print(f"gpuwatch: recording to {args.recording}; Ctrl-C ends it", file=sys.stderr, flush=True)
-    try:
-        _until_over(over, writer, begun, args.seconds, live)
-    finally:
-        live.stop()
-    states = live.pipeline.source_states(live.clock.now())
-    code = _report(args, writer, live.clock.monotonic() - begun, states)
+    with Signals(signal.SIGTERM, signal.SIGINT) as signals:
+        begun = live.clock.monotonic()
+        live.start()
+        if not args.quiet:
+            print(f"gpuwatch: recording to {args.recording}; Ctrl-C ends it", file=sys.stderr, flush=True)
+        try:
+            ended = _until_over(signals, writer, begun, args.seconds, live)
+        finally:
+            live.stop()
+        states = live.pipeline.source_states(live.clock.now())
+        code = _report(args, writer, live.clock.monotonic() - begun, states)
     return INTERRUPTED if code == FINE and signal.SIGINT in ended else code
 
 
-def _until_over(over: threading.Event, writer: Writer, begun: float, seconds: float | None, live: Live) -> None:
+def _until_over(
+    signals: Signals, writer: Writer, begun: float, seconds: float | None, live: Live
+) -> tuple[signal.Signals, ...]:
     """Wait for the end: a signal, the time that was asked for, or a recording that stopped by itself."""
     while not writer.error:
         left = _LOOK_SECONDS if seconds is None else min(_LOOK_SECONDS, begun + seconds - live.clock.monotonic())
-        if left <= 0 or over.wait(left):
-            return
+        if left <= 0:
+            break
+        if came := signals.wait(left):
+            return came
+    return ()
 
 
 def _report(args: argparse.Namespace, writer: Writer, seconds: float, states: tuple[SourceState, ...]) -> int:

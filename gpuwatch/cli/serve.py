@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import signal
 import sys
 import threading
@@ -12,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.cli import FINE, INTERRUPTED, UsageError, watching
+from gpuwatch.cli.signals import Signals
 
 if TYPE_CHECKING:
     import argparse
@@ -53,15 +53,13 @@ def run(args: argparse.Namespace) -> int:
     watching.keep_of(args)
     sys.setswitchinterval(SWITCH_SECONDS)
     service = Service(args, config_of(args))
-    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda received, _: signals.put(received))
-    try:
-        service.start()
-        return _until_ended(service, signals)
-    finally:
-        _end_in_time()
-        service.stop()
+    with Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        try:
+            service.start()
+            return _until_ended(service, signals)
+        finally:
+            _end_in_time()
+            service.stop()
 
 
 def config_of(args: argparse.Namespace) -> Config:
@@ -69,15 +67,16 @@ def config_of(args: argparse.Namespace) -> Config:
 
     Raises:
         ConfigError: the file or an argument is wrong.
+        UsageError: an argument is empty.
     """
     config = watching.config_of(args)
-    given = {
-        "listen": args.listen,
-        "web_config": args.web_config,
-        "state": args.state,
-        "otlp": args.otlp,
-    }
-    return replace(config, serve=replace(config.serve, **{key: value for key, value in given.items() if value}))
+    given = {key: getattr(args, key) for key in ("listen", "web_config", "state", "otlp")}
+    for key, value in given.items():
+        if value == "":
+            raise UsageError(f"--{key.replace('_', '-')} is empty")
+    return replace(
+        config, serve=replace(config.serve, **{key: value for key, value in given.items() if value is not None})
+    )
 
 
 class Service:
@@ -149,7 +148,8 @@ class Service:
         try:
             config = config_of(self._args)
             prepared = self.server.prepare()
-            notifier = self._new_notifier(config) if config.alertmanagers != old.alertmanagers else None
+            renewed = (config.alertmanagers, config.serve.runbook_url) != (old.alertmanagers, old.serve.runbook_url)
+            notifier = self._new_notifier(config) if renewed else None
             later = self.daemon.reload(config)
         except ConfigError as error:
             if notifier is not None:
@@ -157,7 +157,7 @@ class Service:
             log.error("%s; the configuration before it stays in force", error)  # noqa: TRY400  # one line, no traceback
             return
         self.server.use(prepared, config.serve.hosts)
-        if config.alertmanagers != old.alertmanagers:
+        if renewed:
             before, self._notifier = self._notifier, notifier
             if before is not None:
                 before.close()
@@ -185,7 +185,7 @@ class Service:
             return None
         from gpuwatch.exporter.alertmanager import Notifier  # noqa: PLC0415  # only where it is used
 
-        return Notifier(targets, self._clock)
+        return Notifier(targets, self._clock, runbook=config.serve.runbook_url)
 
     def _tell(self, findings: tuple[object, ...], time: int) -> None:
         notifier = self._notifier
@@ -208,14 +208,15 @@ def _otlp(daemon: Daemon, config: Config) -> OtlpExport:
     return OtlpExport(config.serve.otlp, daemon.exposition.columns, config.serve.otlp_interval)
 
 
-def _until_ended(service: Service, signals: queue.SimpleQueue[int]) -> int:
+def _until_ended(service: Service, signals: Signals) -> int:
     """Handle signals until one asks for the end; return the exit code."""
     while True:
-        number = signals.get()
-        if number == signal.SIGHUP:
+        came = signals.wait()
+        ending = next((number for number in came if number != signal.SIGHUP), None)
+        if ending is not None:
+            return INTERRUPTED if ending == signal.SIGINT else FINE
+        if came:
             service.reload()
-        else:
-            return INTERRUPTED if number == signal.SIGINT else FINE
 
 
 def _end_in_time() -> None:

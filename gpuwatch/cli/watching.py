@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuwatch.cli import UsageError
@@ -113,6 +114,7 @@ def config_of(args: argparse.Namespace) -> Config:
 
     Raises:
         ConfigError: the file or an argument is wrong.
+        UsageError: a ``--log`` names nothing that could be a log.
     """
     config = config_in_use(args)
     known = {engine.url for engine in config.engines}
@@ -121,8 +123,30 @@ def config_of(args: argparse.Namespace) -> Config:
         config = replace(config, engines=(*config.engines, *engines), find_engines=False)
     if args.interval is not None:
         config = with_interval(config, args.interval)
-    logs = tuple(LogConfig(source) for source in args.log)
+    logs = tuple(LogConfig(_log_of(source)) for source in args.log)
     return replace(config, logs=(*config.logs, *logs))
+
+
+def _log_of(spec: str) -> str:
+    """Return a ``--log`` that could be followed; a file need not exist yet.
+
+    Raises:
+        UsageError: it names nothing that could be a log.
+    """
+    from gpuwatch.model import SourceError  # noqa: PLC0415  # --help does not need it
+    from gpuwatch.sources.logs.commands import command_for  # noqa: PLC0415  # same
+
+    allowed = "a file, -, journal:UNIT, docker:NAME or k8s:NAMESPACE/POD"
+    if not spec.strip():
+        raise UsageError(f"--log is empty; allowed: {allowed}")
+    if Path(spec).is_dir():
+        raise UsageError(f"--log {spec}: is a folder; allowed: {allowed}")
+    if not Path(spec).exists():
+        try:
+            command_for(spec, 0)
+        except SourceError as error:
+            raise UsageError(f"--{error}") from None
+    return spec
 
 
 def with_interval(config: Config, seconds: float) -> Config:

@@ -291,7 +291,7 @@ def flag_risky(subject: Subject) -> Verdict:
     found = next((p for p in risky_flags(engine, subject.version_text, _flags(subject)) if p.flag == name), None)
     if found is None:
         return Unknown(f"the value of --{name} and the engine's version")
-    fact = subject.context.facts.get(subject.server, f"flag.{name}")
+    fact = subject.fact(f"flag.{name}")
     evidence = [told(fact, f"--{name} {found.value}")] if fact is not None else []
     evidence.append(excluded("another version: the trap is known in this one", "engine_config_flag_problem", 1.0))
     text = f"set it to {found.proposed}" if found.proposed else "remove it"
@@ -300,7 +300,7 @@ def flag_risky(subject: Subject) -> Verdict:
 
 
 def _flags(subject: Subject) -> dict[str, str | float | int | bool]:
-    return subject.context.facts.flags(subject.server)
+    return subject.flags()
 
 
 DIAGNOSES = (

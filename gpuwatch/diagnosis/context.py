@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.engines.version import parse_version
 from gpuwatch.promql.values import PromQLError
+from gpuwatch.sources.nvml.xids import pci_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -102,6 +103,12 @@ class Context:
             return ()
         return tuple((labels, value) for labels, value in vector.items() if not math.isnan(value))
 
+    def servers(self) -> set[str]:
+        """Return every engine that is known: polled now, or told of by a log or a command."""
+        polled = {dict(labels).get("server", "") for labels, _ in self.samples('gpuwatch_source_up{source="engine"}')}
+        told = {fact.server for fact in self.facts.all()} | {event.server for event in self.events}
+        return (polled | told) - {""}
+
     def about(self, labels: Mapping[str, str], alert: str = "", value: float = math.nan) -> Subject:
         """Return the view of this moment on what `alert` with `labels` and `value` is about."""
         return Subject(self, dict(labels), alert, value)
@@ -182,9 +189,21 @@ class Subject:
         total = self.over("increase", histogram + "_sum", window)
         return total / count if total is not None and count else None
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other engine is known, so that a log that names no server can only be about this one."""
+        return not self.server or self.context.servers() <= {self.server}
+
     def fact(self, key: str) -> Fact | None:
         """Return a fact about the engine, from a log or a launch command."""
-        return self.context.facts.get(self.server, key)
+        found = self.context.facts.get(self.server, key)
+        return found if found is None or found.server or self.alone else None
+
+    def flags(self) -> dict[str, str | float | int | bool]:
+        """Return the launch flags of the engine by name, without dashes."""
+        names = self.context.facts.flags(self.server)
+        found = {name: self.fact("flag." + name) for name in names}
+        return {name: fact.value for name, fact in found.items() if fact is not None}
 
     def number(self, key: str) -> float | None:
         """Return a numeric fact."""
@@ -199,14 +218,28 @@ class Subject:
         return value if value is not None else self.number(fact)
 
     def events(self, *names: str, seconds: float = 300.0) -> tuple[LogEvent, ...]:
-        """Return the log events with one of `names` of the last `seconds` about this engine, oldest first."""
+        """Return the log events with one of `names` of the last `seconds` about this engine, oldest first.
+
+        A line that names no server is about the only engine there is; where there are several, about those on whose
+        GPU it is.
+        """
         since = self.context.time - seconds * 1000
         log = self.labels.get("log", "")
-        return tuple(
+        found = [
             event
             for event in self.context.events
             if event.event in names
             and since <= event.time <= self.context.time
             and (not self.server or event.server in ("", self.server))
             and (not log or log in event.source or event.source in log)
-        )
+        ]
+        if self.server and any(not event.server for event in found) and not self.alone:
+            own = self._addresses()
+            found = [event for event in found if event.server or pci_address(event.field("pci")) in own]
+        return tuple(found)
+
+    def _addresses(self) -> set[str]:
+        """Return the PCI addresses of the GPUs that the engine has used lately."""
+        placed = f"max_over_time({self.select('gpu_engine', SERVER_SCOPE)}[10m])"
+        cards = self.context.samples(f"gpuwatch_gpu_info and on (host, uuid) {placed}")
+        return {pci_address(dict(labels).get("pci_bus_id", "")) for labels, _ in cards} - {""}

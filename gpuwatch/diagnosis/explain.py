@@ -81,7 +81,7 @@ def explain(
     for forgotten in memory.said.keys() - current:
         del memory.said[forgotten]
     _unjudged(evaluation.rules, {finding.id for finding in findings.values()}, lacking)
-    return rank(without_parts(findings.values())), tuple(lacking.values())
+    return rank(without_parts(findings.values()), placement=evaluation.placement), tuple(lacking.values())
 
 
 def _diagnosis(id_: str) -> Diagnosis | None:

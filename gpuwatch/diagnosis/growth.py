@@ -159,12 +159,13 @@ def _work(subject: Subject, rise: Rise) -> list[Evidence]:
 
 
 def _sleeps(subject: Subject) -> list[Evidence]:
-    servers = {
-        dict(labels).get("server", "") for labels, _ in subject.context.samples(subject.select("gpu_engine", GPU_SCOPE))
-    }
-    return [
-        logged(event) for event in subject.events("sleep", seconds=900) if event.server in servers or not event.server
+    placed = subject.context.samples(subject.select("gpu_engine", GPU_SCOPE))
+    slept = [
+        event
+        for server in sorted({dict(labels).get("server", "") for labels, _ in placed} - {""})
+        for event in subject.context.about({**subject.labels, "server": server}).events("sleep", seconds=900)
     ]
+    return [logged(event) for event in sorted(slept, key=lambda event: event.time)]
 
 
 def no_leak(subject: Subject) -> Verdict:

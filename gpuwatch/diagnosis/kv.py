@@ -272,7 +272,7 @@ def _storm_cause(subject: Subject, pool: Pool | None, length: Length | None, adm
         return f"{start} is exhausted: requests are {fate}."
     holds = pool.tokens / length.tokens
     about = {"finished": "", "held": "at least "}.get(length.basis, "about ")
-    many = f", and up to {count(admitted)} are admitted at once" if admitted is not None else ""
+    many = f", and up to {count(admitted)} are admitted at once" if admitted is not None and admitted > holds else ""
     return f"{start} holds {holds:.1f} requests of {about}{count(length.tokens)} tokens{many}: requests are {fate}."
 
 

@@ -46,7 +46,8 @@ def pool_limit(subject: Subject, pool: Pool | None, length: Length | None, admit
     if pool is not None and pool.blocks is not None and length is not None and admitted is not None:
         needed = pool.blocks_needed(admitted, length.tokens)
         verdict = "" if needed <= profiled else ", more than that"
-        text += f"; {count(admitted)} requests of {count(length.tokens)} tokens need {count(needed)}{verdict}"
+        need = "needs" if admitted == 1 else "need"
+        text += f"; {_requests(admitted)} of {count(length.tokens)} tokens {need} {count(needed)}{verdict}"
     return [Advice(text, "--num-gpu-blocks-override", f"{override:.0f}", f"{profiled:.0f}")]
 
 
@@ -58,7 +59,7 @@ def seats_advice(subject: Subject, pool: Pool | None, length: Length | None, lim
     fits = max(1, pool.holds(length.tokens))
     if limit is not None and fits >= limit:
         return []
-    text = f"admit only what fits: {count(pool.tokens)} tokens hold {count(fits)} requests of {count(length.tokens)}"
+    text = f"admit only what fits: {count(pool.tokens)} tokens hold {_requests(fits)} of {count(length.tokens)}"
     if pool.holds(length.tokens) < 1:
         text = (
             f"not even one request of {count(length.tokens)} tokens fits into {count(pool.tokens)}; admit one at a time"
@@ -79,7 +80,7 @@ def pool_advice(subject: Subject, pool: Pool | None, length: Length | None, admi
         return []
     text = (
         f"or a pool of {count(needed)} tokens (+{count(needed - pool.tokens)}) "
-        f"for {count(admitted)} requests of {count(length.tokens)}"
+        f"for {_requests(admitted)} of {count(length.tokens)}"
     )
     if pool.blocks is not None:
         text += f": {count(pool.blocks_needed(admitted, length.tokens))} blocks of {count(pool.block)}"
@@ -98,6 +99,10 @@ def pool_advice(subject: Subject, pool: Pool | None, length: Length | None, admi
     if proposed is None:
         text += "; an 8-bit KV cache (--kv-cache-dtype) doubles it, more GPUs enlarge it as well"
     return [Advice(text, flag, now, proposed)]
+
+
+def _requests(number: int) -> str:
+    return "one request" if number == 1 else f"{count(number)} requests"
 
 
 def _fraction(subject: Subject, more: float, tokens: float, current: float | None) -> tuple[str | None, str]:

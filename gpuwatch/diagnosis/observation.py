@@ -33,6 +33,9 @@ DEATHS = (
 STALLS = ("nccl_timeout", "sglang_watchdog", "rpc_timeout", "shm_broadcast_stall", "nccl_error", "xid")
 
 
+IDLE = 0.2
+"""A GPU that is busy for less than this does not compute."""
+SPINS = 0.99
 FLAPPING = "GpuwatchSourceFlapping"
 """The rule that fires on a source that answers now and then; it may fail at this very moment."""
 GPU_STATES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -125,10 +128,7 @@ def engine_stalled(subject: Subject) -> Verdict:
         cause = "A collective operation between the ranks never ended; the engine makes no step."
     busy = _busy(subject)
     if busy is not None:
-        text = "a GPU at 100 % waits in a collective" if busy > 0.99 else "the GPUs do not work"  # NCCL kernels spin
-        evidence.append(
-            measured(f"the engine's GPUs are {busy * 100:.0f} % busy: {text}", "gpu_busy_ratio", busy, "ratio")
-        )
+        evidence.append(_told_busy(*busy))
     return Explanation(
         cause,
         0.9 if events or ended else 0.75,
@@ -190,10 +190,23 @@ def _unreadable_gpu(subject: Subject) -> Verdict:
     )
 
 
-def _busy(subject: Subject) -> float | None:
+def _busy(subject: Subject) -> tuple[float, int] | None:
+    """Return how busy the busiest GPU of the engine is, and how many it has; None where that is not known."""
     placed = subject.select("gpu_engine", SERVER_SCOPE)
     busy = subject.context.samples(f"{placed} * on (host, uuid) group_left () gpuwatch_gpu_busy_ratio")
-    return max((value for _, value in busy), default=None)
+    return (max(value for _, value in busy), len(busy)) if busy else None
+
+
+def _told_busy(busy: float, gpus: int) -> Evidence:
+    """Say how busy the GPUs are, and what that means where it is clear. A collective spins while it waits."""
+    if busy < IDLE:
+        meaning = ": it computes nothing" if gpus == 1 else ": none of them computes"
+    elif busy > SPINS and gpus > 1:
+        meaning = ": one that is always busy may wait in a collective for another"
+    else:
+        meaning = "; whether it computes or waits, that does not tell"
+    subject = "the engine's GPU is" if gpus == 1 else f"the busiest of the engine's {gpus} GPUs is"
+    return measured(f"{subject} {busy * 100:.0f} % busy{meaning}", "gpu_busy_ratio", busy, "ratio")
 
 
 def _short(text: str, most: int = 160) -> str:

@@ -6,24 +6,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.alerts.inhibitions import INHIBITIONS
+from gpuwatch.alerts.placement import NOWHERE
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpuwatch.alerts.inhibitions import Inhibition
+    from gpuwatch.alerts.placement import Placement
     from gpuwatch.diagnosis.finding import Finding
 
 
-def rank(findings: Iterable[Finding], table: Sequence[Inhibition] = INHIBITIONS) -> tuple[Finding, ...]:
+def rank(
+    findings: Iterable[Finding], table: Sequence[Inhibition] = INHIBITIONS, placement: Placement = NOWHERE
+) -> tuple[Finding, ...]:
     """Return `findings` with `caused_by` set, in the order in which a person should read them.
 
     Firing ones come before resolved ones. Roots are ordered by severity, then by start, then by confidence; a
     finding that the table calls a symptom of another one in the list follows it. A resolved finding explains no
-    firing one. A chain of causes is followed to its end; a circle is cut where it is met.
+    firing one. A chain of causes is followed to its end; a circle is cut where it is met. `placement` tells which
+    engine uses which GPU; without it, a GPU explains an engine only where `caused_by` says so already.
     """
     listed = sorted(findings, key=_order)
-    causes = {index: _cause_of(index, listed, table) for index in range(len(listed))}
+    causes = {index: _cause_of(index, listed, table, placement) for index in range(len(listed))}
     for index in list(causes):
         _cut_circle(index, causes)
     symptoms: dict[int | None, list[int]] = {}
@@ -45,7 +50,7 @@ def _order(finding: Finding) -> tuple[bool, int, int, float, str]:
     )
 
 
-def _cause_of(index: int, listed: Sequence[Finding], table: Sequence[Inhibition]) -> int | None:
+def _cause_of(index: int, listed: Sequence[Finding], table: Sequence[Inhibition], placement: Placement) -> int | None:
     finding = listed[index]
     for row in table:
         if finding.id not in row.symptoms:
@@ -54,6 +59,9 @@ def _cause_of(index: int, listed: Sequence[Finding], table: Sequence[Inhibition]
             if other == index or candidate.id != row.cause:
                 continue
             if candidate.state == "resolved" != finding.state:
+                continue
+            known = finding.caused_by == candidate.id or placement.shared(candidate.labels, finding.labels)
+            if row.placed and not known:
                 continue
             if all(finding.labels.get(key, "") == candidate.labels.get(key, "") for key in row.equal):
                 return other

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal["hardware", "program", "follows"]
+Kind: TypeAlias = Literal["hardware", "program", "follows", "repaired"]
 
 RESET = "drain the card and reset it: stop what uses it, then nvidia-smi --gpu-reset -i INDEX, or reboot"
+AT_LEISURE = "reset the card when its work allows (nvidia-smi --gpu-reset -i INDEX), which completes the repair"
 REPLACE = "if the same card reports it again after that, have it replaced; do not tune the engine"
 LINK = "check the card's seat, riser, power cables and power supply; it is often load that brings it about"
 BRIDGE = (
@@ -32,6 +33,7 @@ class Xid:
 
 MEMORY = (RESET, REPLACE)
 """What is to be done about memory of the card that fails."""
+_REPAIR = (AT_LEISURE, REPLACE)
 _BUS = (LINK, RESET)
 _NVLINK = (BRIDGE, REPLACE)
 _GSP = (FIRMWARE, RESET)
@@ -51,7 +53,7 @@ TABLE: dict[int, Xid] = {
     58: Xid("unstable video memory interface", "hardware", MEMORY),
     61: Xid("internal microcontroller breakpoint", "hardware", _GSP),
     62: Xid("internal microcontroller halt", "hardware", _GSP),
-    63: Xid("a row of memory was marked for remapping, or a page retired", "hardware", MEMORY),
+    63: Xid("a row of memory was marked for remapping, or a page retired", "repaired", _REPAIR),
     64: Xid("a row could not be remapped, or a page not retired", "hardware", MEMORY),
     68: Xid("video decoder exception", "program", _SOFT),
     69: Xid("graphics engine class error", "program", _SOFT),
@@ -78,10 +80,10 @@ TABLE: dict[int, Xid] = {
     150: Xid("NVLink error (MSE)", "hardware", _NVLINK),
     154: Xid("the driver now asks for a recovery action", "hardware", (RESET,)),
     155: Xid("NVLink error", "hardware", _NVLINK),
-    156: Xid("a part of the card was retired", "hardware", MEMORY),
+    156: Xid("a part of the card was retired", "repaired", _REPAIR),
     157: Xid("a part of the card could not be retired", "hardware", MEMORY),
     158: Xid("fatal time-out of the GPU", "hardware", _BUS),
-    160: Xid("a memory channel was retired", "hardware", MEMORY),
+    160: Xid("a memory channel was retired", "repaired", _REPAIR),
     161: Xid("a memory channel could not be retired", "hardware", MEMORY),
     171: Xid("details of an ECC error in DRAM", "hardware", MEMORY),
     172: Xid("details of an ECC error in SRAM", "hardware", MEMORY),
@@ -107,3 +109,9 @@ def is_hardware(code: str) -> bool:
     """Whether the number names a fault of the card, its memory or its links."""
     known = xid_of(code)
     return known is not None and known.kind == "hardware"
+
+
+def is_repair(code: str) -> bool:
+    """Whether the number names a repair after which the card goes on working."""
+    known = xid_of(code)
+    return known is not None and known.kind == "repaired"

@@ -8,7 +8,7 @@ from gpuwatch.diagnosis.context import GPU_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured
 from gpuwatch.diagnosis.finding import Advice
-from gpuwatch.diagnosis.xid_table import DETAILS, MEMORY, REPLACE, RESET, is_hardware, meaning_of, xid_of
+from gpuwatch.diagnosis.xid_table import DETAILS, MEMORY, REPLACE, RESET, is_hardware, is_repair, meaning_of, xid_of
 from gpuwatch.sources.nvml.xids import pci_address
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 WINDOW = "10m"
 """The finding is kept for 5 minutes after an Xid of the last 5 minutes."""
 
+FAILURES = ("engine_down", "engine_stalled", "nccl_hang", "worker_died")
+"""Findings about an engine that a fault of its GPU can bring about."""
 ACTIONS = {
     1: "a reset of the GPU",
     2: "a reboot of the node",
@@ -44,7 +46,9 @@ def hardware(subject: Subject) -> Verdict:
     gpu = subject.labels.get("gpu", "")
     codes = [(code, times) for code, times in seen_xids(subject) if is_hardware(code)]
     counters, advice = _counters(subject)
-    evidence = [*_xid_evidence(codes), *counters, *_lines(subject, {code for code, _ in codes})]
+    repairs = [(code, times) for code, times in seen_xids(subject) if is_repair(code)]
+    told = [*codes, *repairs]
+    evidence = [*_xid_evidence(told), *counters, *_lines(subject, {code for code, _ in told})]
     if not codes and not counters:
         return Unknown("an Xid of the card, an uncorrected ECC error, or a recovery action that the driver asks for")
     if codes:
@@ -54,15 +58,15 @@ def hardware(subject: Subject) -> Verdict:
         cause = f"GPU {gpu} has a hardware fault: Xid {main}, {meaning_of(main)}."
     else:
         cause = f"GPU {gpu} has a hardware fault: {counters[0].text}."
-    using = _engines(subject)
-    if using:
-        cause += f" What hangs or fails on {', '.join(using)} follows from it."
+    failing = _failing(subject)
+    if failing:
+        cause += f" What hangs or fails on {', '.join(failing)} follows from it."
     unique = list(dict.fromkeys(advice))
     return Explanation(cause, 0.95 if codes else 0.85, tuple(evidence), tuple(map(Advice, unique)))
 
 
 def software(subject: Subject) -> Verdict:
-    """Explain an Xid that a program caused, or one whose number is not in the table."""
+    """Explain an Xid that a program caused, one of a repair, or one whose number is not in the table."""
     gpu, code = subject.labels.get("gpu", ""), subject.labels.get("xid", "")
     codes = [(each, times) for each, times in seen_xids(subject) if not is_hardware(each)]
     if not codes:
@@ -84,6 +88,8 @@ def software(subject: Subject) -> Verdict:
         cause = (
             f"Xid {main} on GPU {gpu}: {known.meaning}. It follows from something else; the Xid before it tells more."
         )
+    elif known.kind == "repaired":
+        cause = f"GPU {gpu} took a part of its memory out of use: Xid {main}, {known.meaning}. It goes on working."
     else:
         cause = f"Software on GPU {gpu} failed: Xid {main}, {known.meaning}. It is no memory error of the card."
     return Explanation(cause, 0.8 if twins else 0.7, tuple(evidence), tuple(map(Advice, known.advice)))
@@ -137,9 +143,12 @@ def _counters(subject: Subject) -> tuple[list[Evidence], list[str]]:
     return evidence, advice
 
 
-def _engines(subject: Subject) -> list[str]:
-    expr = f"max_over_time({subject.select('gpu_engine', GPU_SCOPE)}[{WINDOW}])"
-    return sorted({dict(labels).get("server", "") for labels, _ in subject.context.samples(expr)} - {""})
+def _failing(subject: Subject) -> list[str]:
+    """Return the engines that used this GPU lately and now hang or are gone."""
+    used = f"max_over_time({subject.select('gpu_engine', GPU_SCOPE)}[{WINDOW}])"
+    alerts = f'ALERTS{{alertstate="firing",diagnosis=~"{"|".join(FAILURES)}"}}'
+    found = subject.context.samples(f"{used} and on (host, server) {alerts}")
+    return sorted({dict(labels).get("server", "") for labels, _ in found} - {""})
 
 
 def _others_with(subject: Subject, code: str) -> list[str]:
@@ -151,6 +160,12 @@ def _others_with(subject: Subject, code: str) -> list[str]:
 
 DIAGNOSES = (
     Diagnosis("xid_hardware", "critical", "A GPU has a hardware fault", hardware, GPU_SCOPE),
-    Diagnosis("xid_software", "warning", "A program failed on a GPU", software, GPU_SCOPE),
+    Diagnosis(
+        "xid_software",
+        "warning",
+        "The driver reported an error on a GPU that is no fault of the card",
+        software,
+        GPU_SCOPE,
+    ),
 )
 """The findings of this family."""

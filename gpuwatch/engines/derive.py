@@ -152,6 +152,10 @@ def _add_zeros(builder: PlanBuilder, version: Version | None) -> None:
                 builder.constant(row.target, of, 0.0, **dict(row.const))
 
 
+OPTIONAL = "the page has none of: "
+"""How the reason of what a complete page may lack begins: it is not switched on, or has not happened yet."""
+
+
 def _count(text: str | None) -> float | None:
     try:
         value = float(text or "")
@@ -185,4 +189,4 @@ def _absences(
             yield Absence(labels, Reason.NEVER_SEEN, f"the page has no {wanted}. {covered}")
         else:
             wanted = "; ".join(f"{engine.prefixes[0]}{row.upstream}: {row.note or 'not yet'}" for row in fitting)
-            yield Absence(labels, Reason.NEVER_SEEN, f"the page has none of: {wanted}")
+            yield Absence(labels, Reason.NEVER_SEEN, f"{OPTIONAL}{wanted}")

@@ -100,6 +100,11 @@ metric_name          | a metric whose name or labels tell what reads the page
 metric_said          | a metric as somebody wrote it down, with a comparison
 metrics_process      | a metric of the Python process
 container_exit       | a container or command ended with a code
+probe_kill           | Kubernetes ended a container because of a probe
+probe_failed         | a probe of Kubernetes failed, and why
+probe_setting        | how often and how long a probe tries
+container_time       | when a container started or ended
+unschedulable        | a pod was not placed, for lack of GPUs
 container_killed     | somebody wrote that a container was killed
 oom_constraint       | whose limit the kernel enforced when it killed
 wsl_kernel           | the kernel is that of WSL

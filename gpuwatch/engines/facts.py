@@ -96,6 +96,7 @@ max_concurrency          | | max_concurrency | last | requests of full length th
 avail.after_weights_bytes | bytes | | min | memory free after the weights (SGLang)
 avail.after_pool_bytes   | bytes | | min | memory free after the KV pool (SGLang)
 avail.at_end_bytes       | bytes | | min | memory free when the server was ready (SGLang)
+load.begun               | | | last | the engine began to load the weights (vLLM)
 load.seconds             | seconds | | max | time to load the weights
 graph.seconds            | seconds | | max | time to capture CUDA graphs
 start.seconds            | seconds | | last | time to profile, create the pool and warm up

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
-from gpuwatch.engines.flag_versions import FlagProblem
+from gpuwatch.engines.flag_versions import FlagProblem, unknown_flag
 from gpuwatch.engines.flags import FLAGS
 from gpuwatch.engines.version import parse_version
 
@@ -251,21 +251,23 @@ SAME: dict[str, dict[str, str]] = {"vllm": _same(_SAME_IN_VLLM), "sglang": _same
 _TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 _OTHER = {"vllm": "sglang", "sglang": "vllm"}
 _NEAR = {"vllm": ((0, 31, 0), (0, 33, 0)), "sglang": ((0, 5, 22), (0, 5, 23))}
-_ALIKE = 0.84
+_ALIKE = 0.87
 
 
 def misnamed_flag(engine: str, version: str, name: str, *, refused: bool = False) -> FlagProblem | None:
     """Return why `name` (without dashes) is no flag of this engine; None where it is one, or where nobody knows.
 
-    A beginning of a flag's name counts, as argparse takes it, and so does ``no-``. A version that is older than the
-    list may have flags that are in neither list; they are judged only where the engine has `refused` the name.
+    A beginning of a flag's name counts, as argparse takes it, and so do ``no-`` and the key of a nested setting behind
+    a dot. A version that is older than the list may have flags that are in neither list; they are judged only where the
+    engine has `refused` the name.
     """
-    name = name.replace("_", "-")
+    name = name.partition(".")[0].replace("_", "-")
     bare = name.removeprefix("no-")
     _, known = COMPLETE[engine]
     parsed = parse_version(version)
     low, high = _NEAR[engine]
-    ours = known | FLAGS[engine].keys()
+    near = parsed is not None and low <= parsed <= high
+    ours = known if near else known | FLAGS[engine].keys()
     if name in SAME[engine] and name not in known:
         here = SAME[engine][name]
         text = f"--{name} is a flag of {_TITLES[_OTHER[engine]]}; no version of {_TITLES[engine]} has it"
@@ -273,16 +275,27 @@ def misnamed_flag(engine: str, version: str, name: str, *, refused: bool = False
     judged = refused or parsed is None or parsed >= low
     if not judged or any(each in ours or _begins(each, known) for each in (name, bare)):
         return None
-    if bare in COMPLETE[_OTHER[engine]][1]:
+    return unknown_flag(engine, version, bare) or _in_no_list(engine, version if near else "", name)
+
+
+def _in_no_list(engine: str, version: str, name: str) -> FlagProblem | None:
+    """Return what a name that the engine does not have is; `version` is one whose flags are all known, or empty."""
+    if name.removeprefix("no-") in COMPLETE[_OTHER[engine]][1]:
         return FlagProblem(
             name, "unknown", "", f"--{name} is a flag of {_TITLES[_OTHER[engine]]}, not of {_TITLES[engine]}"
         )
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=_ALIKE)
+    known = COMPLETE[engine][1]
+    alike = sorted(flag for flag in known if _turns_off(flag) == _turns_off(name))
+    close = difflib.get_close_matches(name, alike, n=1, cutoff=_ALIKE)
     if close:
         return FlagProblem(name, "unknown", "", f"{_TITLES[engine]} has no --{name}", f"--{close[0]}")
-    if parsed is not None and low <= parsed <= high:
+    if version:
         return FlagProblem(name, "unknown", "", f"{_TITLES[engine]} {version} has no --{name}")
     return None
+
+
+def _turns_off(name: str) -> bool:
+    return name.startswith(("disable-", "no-"))
 
 
 def _begins(name: str, known: frozenset[str]) -> bool:

@@ -75,6 +75,9 @@ _POD = re.compile(r"^\[pod/[^\]]+\] (?P<msg>.*)$", re.DOTALL)
 _TORCH_RANK = re.compile(r"^\[rank(?P<rank>\d+)\]: ?(?P<msg>.*)$", re.DOTALL)
 _RAY_REPEAT = re.compile(r" \[repeated (?P<n>\d+)x across cluster\](?: \(Ray deduplicates.*)?$")
 
+# One member of a record of JSON that is printed over several lines, as cloud consoles export it.
+_MEMBER = re.compile(r"^\s*\"(?:textPayload|message|MESSAGE|log|line)\": (?P<text>\"(?:[^\"\\]|\\.)*\"),?$")
+
 # What may open a line, by its first character; everything else is a message already.
 _BY_FIRST = {"[": (_ISO, _SGLANG, _KERNEL, _CTIME, _POD, _TORCH_RANK), "(": (_TAGGED,)}
 _OTHERS = (_ISO, _UVICORN, _SYSLOG, _JOURNAL, _PYTHON, _UNIT, _COMPOSE)
@@ -85,6 +88,8 @@ def strip_prefix(line: str) -> Prefix:
     """Take the prefixes off a cleaned line, from the outside in; a line without any comes back as its own message."""
     if line.startswith('{"'):
         return _json(line) or Prefix(line)
+    if '": "' in line and (member := _MEMBER.match(line)) is not None:
+        return _member(member["text"]) or Prefix(line)
     found = Prefix(line)
     for _ in range(_MAX_LAYERS):
         layer = _layer(found)
@@ -143,7 +148,7 @@ def _take(found: Prefix, match: re.Match[str], level: str, *, absolute: bool = F
 
 
 # The message and the time in JSON lines: vLLM's own, Docker's, the journal's, and those of common collectors.
-_JSON_MESSAGE = ("message", "log", "MESSAGE", "msg", "textPayload")
+_JSON_MESSAGE = ("message", "log", "MESSAGE", "msg", "textPayload", "line")
 _JSON_TIME = ("asctime", "time", "timestamp", "ts", "@timestamp")
 
 
@@ -172,6 +177,15 @@ def _json(line: str) -> Prefix | None:
         ranks=tuple(_RANKS.findall(name)),
         time=time,
     )
+
+
+def _member(text: str) -> Prefix | None:
+    """Read the line of a log that is one member of a record."""
+    try:
+        message = str(json.loads(text)).rstrip("\r\n")
+    except ValueError:
+        return None
+    return Prefix(message) if message.startswith(('{"', '"')) else strip_prefix(message)
 
 
 def time_of(text: str, near: int) -> int | None:

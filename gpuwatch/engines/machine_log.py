@@ -13,6 +13,8 @@ _ANY = Maker("")
 _SHM = "/dev/shm"  # noqa: S108  # read in logs, not written to
 _SIZE = r"[\d.,]+ ?[KMGT]?i?B?"
 
+_UNIT = r"(?P<name>[\w@.:\\-]+\.(?:service|scope))"
+
 _KILLS = (
     _ANY.event(
         "evicted",
@@ -51,6 +53,63 @@ _KILLS = (
         ("Unable to determine the device handle for", "GPU is lost", "GPU requires reset"),
         r"Unable to determine the device handle for (?:GPU ?)?(?P<pci>[\w:.]+)(?:: (?P<why>.*))?|GPU is lost"
         r"|GPU requires reset",
+    ),
+    _ANY.event(
+        "unit_oom",
+        "out_of_memory_killed",
+        "systemd 243-",
+        ("killed by the OOM killer", "Failed with result 'oom-kill'"),
+        rf"{_UNIT}: (?:A process of this unit has been killed by the OOM killer|Failed with result 'oom-kill')",
+    ),
+    _ANY.event(
+        "unit_killed",
+        "process_killed",
+        "systemd",
+        ("Main process exited, code=killed",),
+        rf"{_UNIT}: Main process exited, code=killed, status=9/KILL",
+    ),
+    _ANY.event(
+        "unit_crashed",
+        "process_crashed",
+        "systemd",
+        ("Main process exited, code=",),
+        rf"{_UNIT}: Main process exited, code=(?:killed|dumped), status=\d+/(?P<sig>SEGV|ABRT|BUS|ILL|FPE)",
+    ),
+    _ANY.note(
+        "probe_kill",
+        "probe_kill",
+        "Kubernetes",
+        ("failed liveness probe", "failed startup probe"),
+        r"Container (?P<name>\S+) failed (?P<probe>liveness|startup) probe, will be (?:restarted|killed)",
+    ),
+    _ANY.note(
+        "probe_failed",
+        "probe_failed",
+        "Kubernetes",
+        ("Liveness probe failed", "Startup probe failed"),
+        r"(?P<probe>Liveness|Startup) probe failed: (?P<why>.*)$",
+    ),
+    _ANY.note(
+        "probe_setting",
+        "probe_setting",
+        "kubectl describe",
+        ("Liveness:  ", "Startup:  "),
+        r"(?P<probe>Liveness|Startup): +\S.* delay=(?P<delay>\d+)s timeout=(?P<timeout>\d+)s period=(?P<period>\d+)s "
+        r"#success=\d+ #failure=(?P<failure>\d+)",
+    ),
+    _ANY.note(
+        "container_time",
+        "container_time",
+        "kubectl describe",
+        ("Started:  ", "Finished:  "),
+        r"^\s*(?P<what>Started|Finished): +(?P<date>\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d [+-]\d{4})$",
+    ),
+    _ANY.note(
+        "unschedulable",
+        "unschedulable",
+        "Kubernetes",
+        ("Insufficient nvidia.com/gpu",),
+        r"(?P<free>\d+)/(?P<nodes>\d+) nodes are available: .*?(?P<short>\d+) Insufficient nvidia\.com/gpu",
     ),
     _ANY.note(
         "oom_constraint",
@@ -163,6 +222,13 @@ _MEMORY = (
         "as noted down",
         ("memory limit",),
         r"memory limit(?: (?:is|of|set|about|to)\b)*[^\d]{0,12}(?P<size>[\d.]+ ?[MG]i?B?)?",
+    ),
+    _ANY.note(
+        "described_limit",
+        "memory_limit",
+        "kubectl describe",
+        ("memory:  ",),
+        r"^\s*memory: {2,}(?P<size>\d+(?:\.\d+)?[KMGT]i?)$",
     ),
     _ANY.fact(
         "lmcache_size",

@@ -87,7 +87,14 @@ STEPS: dict[str, tuple[str, ...]] = {
         "profile_run",
         "memory_profiling",
     ),
-    "load": ("load_weights", "load_model", "_initialize_model", "initialize_model", "process_weights_after_loading"),
+    "load": (
+        "load_weights",
+        "load_model",
+        "_initialize_model",
+        "initialize_model",
+        "create_weights",
+        "process_weights_after_loading",
+    ),
     "warmup": ("compile_or_warm_up_model", "kernel_warmup", "warm_up_model"),
     "serve": (
         "execute_model",

@@ -35,6 +35,21 @@ LOOKALIKES = (
         ("Received request ", "Request ", "Generated response "),
         r"^(?:Received request|Request|Generated response) \S+",
     ),
+    # What somebody says in a chat or a ticket that he had seen.
+    _ANY.ignore(
+        "said",
+        "all",
+        tuple(
+            mark + word for mark in '"`' for word in ("torch.", "CUDA out of", "ValueError", "RuntimeError", "OSError")
+        ),
+        r"^(?:<?[\w .-]{1,30}>?: )?(?:[A-Za-z][\w',.!?-]* ){3,}[\"`](?:[\w.]*(?:Error|Exception)\b|CUDA out of memory)",
+    ),
+    _ANY.ignore(
+        "test_outcome",
+        "pytest",
+        (".py::",),
+        r"^(?:FAILED|ERROR|PASSED|SKIPPED|XFAIL|XPASS) \S+\.py::\S+|^\S+\.py::\S+ (?:FAILED|ERROR|PASSED)",
+    ),
     _VLLM.note(
         "dump_stats",
         "crash_dump",
@@ -106,6 +121,13 @@ _START = (
         "0.14-",
         ("Cannot auto-fit max_model_len",),
         r"Cannot auto-fit max_model_len",
+    ),
+    _ANY.event(
+        "heads",
+        "flag_value_invalid",
+        "all",
+        ("must be divisible by tensor parallel size",),
+        r"Total number of attention heads \((?P<heads>\d+)\) must be divisible by tensor parallel size \((?P<tp>\d+)\)",
     ),
     _VLLM.event(
         "load_oom",
@@ -182,8 +204,8 @@ _START = (
             "does not support float16",
         ),
         r"(?P<dtype>Bfloat16|FP8|Float8)[\w ]* (?:is|are) (?:only|not) supported"
-        r"(?: on GPUs with compute capability of at least (?P<needs>[\d.]+))?"
-        r"(?:.*Your (?P<gpu>[^.]+?) GPU has compute capability (?P<has>[\d.]+))?"
+        r"(?: on GPUs with compute capability of at least (?P<needs>\d+(?:\.\d+)?))?"
+        r"(?:.*Your (?P<gpu>[^.]+?) GPU has compute capability (?P<has>\d+(?:\.\d+)?))?"
         r"|quantization method (?P<method>\w+) is not supported for the current GPU\."
         r"(?: Minimum capability: (?P<min>\d+)\.)?(?: Current capability: (?P<cap>\d+))?"
         r"|(?:torch\.)?(?P<dtype2>\w+) is not supported for quantization method (?P<method2>\w+)"

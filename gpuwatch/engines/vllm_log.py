@@ -71,7 +71,11 @@ _IDENTITY = (
         "architecture=a:text",
     ),
     _VLLM.fact(
-        "loading", "0.5.4-", ("Starting to load model ",), r"^Starting to load model (?P<m>.+?)\.\.\.$", "model=m:text"
+        "loading",
+        "0.5.4-",
+        ("Starting to load model ",),
+        r"^Starting to load model (?P<m>.+?)\.\.\.$",
+        "model=m:text load.begun=:yes",
     ),
     _VLLM.fact(
         "ranks",

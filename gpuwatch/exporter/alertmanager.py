@@ -44,7 +44,8 @@ BAD_REQUEST = (400, 413, 422)
 """Answers after which the same batch is not tried again at once: others must not wait behind it."""
 CLOSE_SECONDS = 2.0
 LONGEST_TEXT = 1000
-RUNBOOK = "docs/runbook.md#"
+RUNBOOK = "docs/runbook.md"
+"""The runbook as the shipped rules name it: in our repository."""
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,9 @@ class _State:
     resolved: dict[Labels, Notice] = field(default_factory=dict)
 
 
-def notices(findings: Iterable[Finding], external: Mapping[str, str] | None = None) -> dict[Labels, Notice]:
+def notices(
+    findings: Iterable[Finding], external: Mapping[str, str] | None = None, runbook: str = RUNBOOK
+) -> dict[Labels, Notice]:
     """Return the alerts of `findings` by their labels, with what a person needs at night as annotations.
 
     A symptom is sent as well: Alertmanager mutes it by its own inhibition. `external` labels are added where an alert
@@ -106,18 +109,21 @@ def notices(findings: Iterable[Finding], external: Mapping[str, str] | None = No
         for labels, since in finding.alerts:
             merged = {**(external or {}), **dict(labels)}
             key = tuple(sorted((name, value) for name, value in merged.items() if value))
-            found[key] = Notice(key, since, annotations_of(finding))
+            found[key] = Notice(key, since, annotations_of(finding, runbook))
     return found
 
 
-def annotations_of(finding: Finding) -> dict[str, str]:
-    """Return the annotations of a finding: summary, cause, advice (one change a line), evidence and runbook."""
+def annotations_of(finding: Finding, runbook: str = RUNBOOK) -> dict[str, str]:
+    """Return the annotations of a finding: summary, cause, advice (one change a line), evidence and runbook.
+
+    `runbook` is the address of the page; each id is a section of it.
+    """
     texts = {
         "summary": finding.title,
         "cause": finding.cause,
         "advice": "\n".join(_advice(finding)),
         "evidence": "\n".join(item.text for item in finding.evidence if item.text),
-        "runbook_url": f"{RUNBOOK}{finding.id}",
+        "runbook_url": f"{runbook}#{finding.id}",
     }
     if finding.caused_by:
         texts["caused_by"] = finding.caused_by
@@ -152,6 +158,7 @@ class Notifier:
         resend: Seconds after which a firing alert is sent again.
         pause: Seconds to wait after a failure; doubled by each that follows, up to a minute.
         external_labels: Labels that every alert gets, such as ``cluster``.
+        runbook: Address of the runbook; empty: where it stands in our repository.
 
     Raises:
         ConfigError: an address is wrong, or a secret that is named cannot be read.
@@ -165,7 +172,9 @@ class Notifier:
         resend: float = RESEND_SECONDS,
         pause: float = FIRST_PAUSE,
         external_labels: Mapping[str, str] | None = None,
+        runbook: str = "",
     ) -> None:
+        self._runbook = runbook or RUNBOOK
         self._external = dict(external_labels or {})
         self._lock = threading.Lock()
         self._state = _State()
@@ -189,7 +198,7 @@ class Notifier:
 
     def notify(self, findings: Iterable[Finding], time: int) -> None:
         """Take over the findings of the tick at `time` (milliseconds); what fired before and does not now is over."""
-        firing = notices(findings, self._external)
+        firing = notices(findings, self._external, self._runbook)
         with self._lock:
             before = self._state
             resolved = {

@@ -19,6 +19,7 @@ from gpuwatch import __version__
 from gpuwatch.config import ConfigError
 from gpuwatch.config_endpoints import endpoint_url
 from gpuwatch.exporter.families import Arrangement
+from gpuwatch.sources.engine.http import explain_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -61,7 +62,7 @@ class OtlpExport:
         self.url = address if urlsplit(address).path else address + SIGNAL_PATH
         self._columns = columns
         self._interval = interval
-        self._said = _Said()
+        self._said = _Said(self._failed, self.url)
         self._failing = ""
         try:
             from gpuwatch.exporter.otlp_model import Exporter, Model  # noqa: PLC0415  # imports the SDK
@@ -91,33 +92,50 @@ class OtlpExport:
         columns = self._columns()
         if not columns:
             return ""
-        self._said.last = ""
+        self._said.reason = ""
         try:
             sent = self._exporter.send(self._model.metrics(columns, time.time_ns()))
         except Exception as error:  # noqa: BLE001  # whatever the SDK raises, the daemon goes on
             return f"{type(error).__name__}: {error}"
-        return "" if sent else self._said.last or "the export failed"
+        return "" if sent else self._said.reason or "the export failed"
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
             failure = self.export()
-            if failure and not self._failing and not self._stop.is_set():
-                log.error("otlp %s: %s; tried again every %g s", self.url, " ".join(failure.split()), self._interval)
-            elif self._failing and not failure:
+            if failure:
+                self._failed(failure)
+            elif self._failing:
                 log.error("otlp %s: works again", self.url)
-            self._failing = failure
+                self._failing = ""
+
+    def _failed(self, reason: str) -> None:
+        """Report the first of several failures; called at the first try of an export already."""
+        if not self._failing and not self._stop.is_set():
+            log.error("otlp %s: %s; tried again every %g s", self.url, " ".join(reason.split()), self._interval)
+            self._failing = reason
 
 
 class _Said(logging.Handler):
-    """Keeps the SDK's last word, which says why an export failed."""
+    """Keeps the SDK's first word on an export, which says why it failed; the later ones say how often it was tried.
 
-    def __init__(self) -> None:
+    Args:
+        tell: Told the reason at once: the SDK may try for ten seconds more.
+        url: Where the export goes.
+    """
+
+    def __init__(self, tell: Callable[[str], object], url: str) -> None:
         super().__init__()
-        self.last = ""
+        self.reason = ""
+        self._tell = tell
+        self._url = url
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the message."""
-        self.last = record.getMessage()
+        """Keep the message; an exception in it is put into words."""
+        if self.reason or record.levelno < logging.WARNING:
+            return
+        errors = [item for item in record.args or () if isinstance(item, Exception)]
+        self.reason = str(explain_failure(errors[0], self._url, TIMEOUT_SECONDS)) if errors else record.getMessage()
+        self._tell(self.reason)
 
 
 class Starts:

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuwatch.engines.flag_names import misnamed_flag
 from gpuwatch.engines.flag_versions import flag_problems
 from gpuwatch.engines.flags import FLAGS, flag_facts, parse_flags
 
@@ -56,8 +57,16 @@ class Command:
         )
 
     def problems(self, version: str) -> tuple[FlagProblem, ...]:
-        """Return what is wrong with its flags for a version of the engine."""
-        return flag_problems(self.engine, version, self.flags)
+        """Return what is wrong with its flags for a version of the engine, names that it does not have among them."""
+        found = list(flag_problems(self.engine, version, self.flags))
+        judged = {problem.flag for problem in found}
+        for word in self.arguments:
+            name = _long_name(word)
+            if name and name not in judged:
+                judged.add(name)
+                problem = misnamed_flag(self.engine, version, name)
+                found += [problem] if problem is not None else []
+        return tuple(found)
 
 
 def read_command(engine: str, arguments: Sequence[str]) -> Command:
@@ -114,6 +123,8 @@ def repaired(command: Command, problems: Sequence[FlagProblem], more: Mapping[st
     arguments = command.arguments
     while at < len(arguments):
         flag, length = _flag_at(command.engine, arguments, at)
+        if length == 2 and flag in changes and flag not in FLAGS[command.engine] and arguments[at + 1] == command.model:
+            length = 1  # a switch that nobody knows, and the model behind it
         part = list(arguments[at : at + length])
         at += length
         if flag in changes:
@@ -138,10 +149,16 @@ def _flag_at(engine: str, arguments: Sequence[str], at: int) -> tuple[str, int]:
     if not word.startswith("-"):
         return "", 1
     name, equals, _ = word.partition("=")
-    spelling = name[2:].replace("_", "-") if name.startswith("--") else name
+    spelling = _long_name(word) or name
     flag = FLAGS[engine].get(spelling)
     following = arguments[at + 1] if at + 1 < len(arguments) else ""
     takes = not equals and following and (not following.startswith("-") or following[1:2].isdigit())
     if flag is not None and flag.kind == "bool":
         takes = not equals and following.lower() in ("true", "false")
-    return (flag.name if flag is not None else ""), 2 if takes else 1
+    return (flag.name if flag is not None else spelling), 2 if takes else 1
+
+
+def _long_name(word: str) -> str:
+    """Return the name of a long option without dashes, value, or the key of a nested setting; empty for other words."""
+    name = word.partition("=")[0].partition(".")[0]
+    return name[2:].replace("_", "-") if name.startswith("--") and len(name) > 2 else ""

@@ -11,16 +11,19 @@ LARGEST = 10**12
 """No count in a config is larger; one that is, is an error in the file."""
 
 _SPELLINGS = {
-    "hidden_size": ("n_embd", "d_model", "dim"),
+    "hidden_size": ("n_embd", "n_embed", "d_model", "dim"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers"),
     "num_attention_heads": ("n_head", "n_heads", "decoder_attention_heads"),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "n_kv_heads", "multi_query_group_num"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "n_kv_heads", "kv_n_heads", "multi_query_group_num"),
     "intermediate_size": ("ffn_hidden_size", "n_inner", "ffn_dim", "decoder_ffn_dim"),
     "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions"),
     "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts", "num_routed_experts"),
     "num_experts_per_tok": ("num_experts_per_token", "moe_top_k", "top_k_experts"),
     "head_dim": ("kv_channels", "attention_head_dim"),
+    "vocab_size": ("padded_vocab_size",),
 }
+_INNER = ("attn_config", "ffn_config")
+"""Parts of a text model's config that hold its own fields (DBRX, MPT)."""
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model")
 
 
@@ -56,7 +59,8 @@ class Fields:
 
     def value(self, name: str) -> object:
         """Return a field under any of its spellings, from the text part, else from the whole; None when absent."""
-        for source in (self.own, self.outer):
+        parts = (part for name in _INNER if isinstance(part := self.own.get(name), dict))
+        for source in (self.own, *parts, self.outer):
             for spelling in (name, *_SPELLINGS.get(name, ())):
                 if source.get(spelling) is not None:
                     return source[spelling]
@@ -136,7 +140,10 @@ class Fields:
     @property
     def kv_heads(self) -> int:
         """KV heads of a layer: all query heads where the config names none, one for multi-query attention."""
-        if self.flag("multi_query") and not self.flag("new_decoder_architecture"):
+        several = self.flag("multi_query")
+        if several is None and "gptbigcode" in self.architecture.lower():
+            several = True  # the default of its configuration class
+        if several and not self.flag("new_decoder_architecture"):
             return 1
         return self.number("num_key_value_heads") or self.q_heads
 

@@ -7,14 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuwatch.ledger.budget import GIB
 from gpuwatch.ledger.fields import ModelConfigError
-from gpuwatch.ledger.known import find, known_models
+from gpuwatch.ledger.known import alike, find, known_models
 from gpuwatch.ledger.reading import read_model
+from gpuwatch.ledger.weights import Split, weight_bytes
 
 if TYPE_CHECKING:
     from gpuwatch.ledger.model import Model
 
 LARGEST_FILE = 64 * 2**20
+PLAUSIBLE = 1.5
+"""Largest ratio of the size of weight files and the computed one that nobody need be told of."""
 _INDEX = "model.safetensors.index.json"
 
 
@@ -30,17 +34,37 @@ def load(name: str) -> tuple[Model, float | None]:
         if not config.exists():
             raise ModelConfigError(f"{name} has no config.json")
         model, (weights, notes) = read_model(_json(config), name), weight_files(path)
-        return replace(model, notes=(*model.notes, *notes)), weights
+        return replace(model, notes=(*model.notes, *notes, *_implausible(model, weights))), weights
     if path.is_file():
         return read_model(_json(path), name), None
     known = find(name)
     if known is not None:
-        return read_model(known.config, known.name), None
+        model = read_model(known.config, known.name)
+        if name.lower().rstrip("/").rsplit("/", 1)[-1] != known.name.lower().rsplit("/", 1)[-1]:
+            same = f"{name[:80]} has the shape of {known.name}; its own declared length may differ (--context)"
+            model = replace(model, notes=(*model.notes, same))
+        return model, None
+    near = alike(name)
+    if near:
+        hint = f"nearest: {', '.join(near)}"
+        raise ModelConfigError(f"{name!r} is neither a folder nor a file nor a model known by name; {hint}")
     names = [entry.name for entry in known_models().values()]
     raise ModelConfigError(
         f"{name!r} is neither a folder nor a file nor one of the {len(names)} models known by name; give the folder or "
         f"config.json of the model (known, for example: {', '.join(names[:3])})"
     )
+
+
+def _implausible(model: Model, found: float | None) -> tuple[str, ...]:
+    """Say where the weight files and the shape in the config disagree by more than half."""
+    known = model.quantisation is None or model.quantisation.known
+    if found is None or not known or not model.complete:
+        return ()
+    computed = weight_bytes(model, Split())
+    if computed / PLAUSIBLE <= found <= computed * PLAUSIBLE:
+        return ()
+    seen, shape = f"{found / GIB:.1f} GiB", f"{computed / GIB:.1f} GiB"
+    return (f"the weight files say {seen} and the shape in the config {shape}: one is wrong; the files' size is used",)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -6,6 +6,8 @@ that address confirms layers, KV heads and head dimension.
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -39,13 +41,16 @@ mistralai/Mistral-7B-Instruct-v0.3 | 32 | 32 | 8 | 128 | 4096 | 14336 | 32768 | 
 mistralai/Mixtral-8x7B-Instruct-v0.1 | 32 | 32 | 8 | 128 | 4096 | 14336 | 32000 | no | 32768 | moe 8 2 14336 |
 microsoft/phi-4 | 40 | 40 | 10 | 128 | 5120 | 17920 | 100352 | no | 16384 | |
 google/gemma-3-1b-it | 26 | 4 | 1 | 256 | 1152 | 6912 | 262144 | yes | 32768 | sliding 512 6 | vllm 0.13.0
-google/gemma-3-27b-it | 62 | 32 | 16 | 128 | 5376 | 21504 | 262208 | yes | 131072 | sliding 1024 6 | vllm 0.11.0
+google/gemma-3-27b-it | 62 | 32 | 16 | 128 | 5376 | 21504 | 262208 | yes | 131072 | sliding 1024 6; siglip | vllm 0.11.0
 openai/gpt-oss-20b | 24 | 64 | 8 | 64 | 2880 | 2880 | 201088 | no | 131072 | sliding 128 2; moe 32 4 2880; mxfp4 | vllm 0.13.0
 openai/gpt-oss-120b | 36 | 64 | 8 | 64 | 2880 | 2880 | 201088 | no | 131072 | sliding 128 2; moe 128 4 2880; mxfp4 |
 deepseek-ai/DeepSeek-V3 | 61 | 128 | 128 | 0 | 7168 | 18432 | 129280 | no | 163840 | mla 512 64 1536; moe 256 8 2048 3 1; fp8 |
 moonshotai/Kimi-K2-Thinking | 61 | 64 | 64 | 0 | 7168 | 18432 | 163840 | no | 262144 | mla 512 64 1536; moe 384 8 2048 1 1; int4 | vllm 0.11
 Qwen/Qwen3-Next-80B-A3B-Instruct | 48 | 16 | 2 | 256 | 2048 | 5120 | 151936 | no | 262144 | delta 16 32 128 4; moe 512 10 512 0 1 | sglang
 """
+
+
+_TUNED = re.compile(r"-(?:instruct|it|pt|base)(?=-|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,9 @@ _EXTRAS: dict[str, Any] = {
     "sliding": _sliding,
     "mla": _mla,
     "delta": _delta,
+    "siglip": lambda _layers, _numbers: {
+        "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27, "intermediate_size": 4304, "patch_size": 14}
+    },
     "bias": lambda _layers, _numbers: {"attention_bias": True},
     **{method: _stored(method) for method in _STORED},
 }
@@ -156,10 +164,31 @@ def known_models() -> dict[str, Known]:
 
 
 def find(name: str) -> Known | None:
-    """Return a model by its name, with or without its owner; None when it is not known or not unique."""
+    """Return a model by its name, with or without its owner; None when it is not known or not unique.
+
+    A base model and the one that was tuned from it have the same shape: either name finds the other.
+    """
     wanted = name.lower().rstrip("/")
     models = known_models()
     if wanted in models:
         return models[wanted]
-    short = [known for full, known in models.items() if full.rsplit("/", 1)[-1] == wanted]
-    return short[0] if len(short) == 1 else None
+    owned = [known for full, known in models.items() if wanted in (full, _last(full))]
+    if not owned:
+        owner = wanted.rpartition("/")[0]
+        owned = [known for full, known in models.items() if _base(full) == _base(wanted) and full.startswith(owner)]
+    return owned[0] if len(owned) == 1 else None
+
+
+def alike(name: str) -> list[str]:
+    """Return the known names that are spelt nearly so, nearest first."""
+    names = {_last(known.name.lower()): known.name for known in known_models().values()}
+    return [names[close] for close in difflib.get_close_matches(_last(name.lower()), list(names), n=3, cutoff=0.6)]
+
+
+def _last(name: str) -> str:
+    return name.rsplit("/", 1)[-1]
+
+
+def _base(name: str) -> str:
+    """Return the name without the owner and without what tells a tuned model from the one it was made of."""
+    return _TUNED.sub("", _last(name))

@@ -21,7 +21,8 @@ class KvSettings:
     """What of the launch decides about the pool. `dtype` is ``auto`` or a KV type; `version` is vLLM's, () if unknown.
 
     `batched_tokens` is the token budget of a step and `in_flight` the number of steps that may be under way.
-    `state_dtype` is the type of recurrent states (``--mamba-ssm-cache-dtype``).
+    `state_dtype` is the type of recurrent states (``--mamba-ssm-cache-dtype``). `dcp` are ranks of the tensor-parallel
+    group that share a context, `pcp` further ranks that do.
     """
 
     block_size: int = 16
@@ -29,6 +30,7 @@ class KvSettings:
     tp: int = 1
     pp: int = 1
     dcp: int = 1
+    pcp: int = 1
     max_model_len: int = 4096
     batched_tokens: int = 8192
     in_flight: int = 1
@@ -37,6 +39,11 @@ class KvSettings:
     speculative_tokens: int = 0
     state_dtype: str = "auto"
     version: tuple[int, ...] = ()
+
+    @property
+    def shards(self) -> int:
+        """Ranks that each keep their part of a context's tokens."""
+        return self.dcp * self.pcp
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +88,9 @@ class Layout:
         settings = self.settings
         first = self.groups[0]
         if len(self.groups) == 1 and first.kind != "linear" and not first.window:
-            if settings.version >= (0, 21) and settings.max_model_len % (first.block_size * settings.dcp):
+            if settings.version >= (0, 21) and settings.max_model_len % (first.block_size * settings.shards):
                 return int(self.concurrency(blocks) * settings.max_model_len)
-            return blocks * first.block_size * settings.dcp
+            return blocks * first.block_size * settings.shards
         if settings.version and settings.version < (0, 21):
             sizes = [group.block_size for group in self.groups if group.kind != "linear"]
             if sizes:
@@ -107,7 +114,7 @@ def element_bytes(dtype: str, model_dtype: str) -> float:
 
 def bytes_per_token(model: Model, dtype: str, tp: int = 1, dcp: int = 1) -> float:
     """Return the KV bytes that one token takes on one rank in all layers that keep every token, and in windows."""
-    return sum(group.count * _token_bytes(group, model, dtype, tp) for group in model.attention) / dcp
+    return sum(group.count * _token_bytes(group, model, dtype, tp, dcp) for group in model.attention) / dcp
 
 
 def whole_bytes_per_token(model: Model, dtype: str) -> float:
@@ -115,12 +122,16 @@ def whole_bytes_per_token(model: Model, dtype: str) -> float:
     return bytes_per_token(model, dtype)
 
 
-def _token_bytes(group: Layers, model: Model, dtype: str, tp: int) -> float:
-    """Return the bytes that one layer of one rank keeps for a token. Heads are copied where ranks are more."""
+def _token_bytes(group: Layers, model: Model, dtype: str, tp: int, dcp: int = 1) -> float:
+    """Return the bytes that one layer of one rank keeps for a token that is its own.
+
+    Heads are copied where ranks are more; ranks that share a context keep the same heads, of different tokens.
+    """
     if group.kind == "mla":
         special = {"fp8_ds_mla": 656.0, "nvfp4_ds_mla": 352.0}.get(dtype)
-        return special if special is not None else group.latent * element_bytes(dtype, model.dtype)
-    heads = max(1, group.kv_heads // tp)
+        entry = special if special is not None else group.latent * element_bytes(dtype, model.dtype)
+        return entry + group.index_bytes
+    heads = max(1, math.ceil(group.kv_heads * dcp / tp))
     width = group.head_dim + group.value_dim
     if dtype in ("nvfp4", "fp4", "fp4_e2m1"):
         return heads * (width // 2 + width // 16)
@@ -172,10 +183,10 @@ def _specs(model: Model, settings: KvSettings) -> list[Group]:
         default=0,
     )
     if linear and model.attention:
-        each = max(_token_bytes(group, model, settings.dtype, settings.tp) for group in model.attention)
+        each = max(_token_bytes(group, model, settings.dtype, settings.tp, settings.dcp) for group in model.attention)
         size = _aligned(size, state, each)
     for group in model.attention:
-        each = _token_bytes(group, model, settings.dtype, settings.tp)
+        each = _token_bytes(group, model, settings.dtype, settings.tp, settings.dcp)
         windowed = group.kind in ("sliding", "chunked") and settings.hybrid_manager
         kind = group.kind if windowed else "full"
         count = math.ceil(group.count * stage)
@@ -256,4 +267,4 @@ def request_blocks(group: Group, settings: KvSettings) -> int:
         return math.ceil(min(group.window + under_way, length) / group.block_size)
     if group.kind == "linear":
         return group.held
-    return math.ceil(math.ceil(length / settings.dcp) / group.block_size)
+    return math.ceil(math.ceil(length / settings.shards) / group.block_size)

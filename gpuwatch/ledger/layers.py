@@ -56,7 +56,7 @@ def layer_kinds(fields: Fields, count: int) -> list[str]:
         return [_PATTERN.get(letter, FULL) for letter in pattern[:count]]
     if is_state_space(fields):
         return [LINEAR] * count
-    for known in (_by_index, _by_period, _by_window):
+    for known in (_crossing, _by_index, _by_period, _by_window):
         kinds = known(fields, count)
         if kinds:
             return kinds
@@ -92,6 +92,12 @@ def _kind_of(name: object, fields: Fields) -> str:
         fields.note(f"layer type {str(name)[:40]!r} is not known and is counted as full attention")
         return FULL
     return kind
+
+
+def _crossing(fields: Fields, count: int) -> list[str]:
+    """Layers that look at an image and keep no text (Mllama)."""
+    crossing = {str(index) for index in fields.listed("cross_attention_layers")}
+    return [NONE if str(index) in crossing else FULL for index in range(count)] if crossing else []
 
 
 def _by_index(fields: Fields, count: int) -> list[str]:
@@ -170,7 +176,8 @@ def grouped(kinds: Sequence[str], fields: Fields) -> tuple[Layers, ...]:
 def _attention(fields: Fields, count: int, *, sliding: bool) -> Layers:
     if fields.number("kv_lora_rank"):
         latent = fields.need("kv_lora_rank") + fields.need("qk_rope_head_dim")
-        return Layers("mla", count, kv_heads=1, latent=latent)
+        width = fields.number("index_head_dim") or 0  # 8-bit keys, and a 32-bit scale for each 128 of them
+        return Layers("mla", count, kv_heads=1, latent=latent, index_bytes=width + -(-width // 128) * 4)
     wide = not sliding and fields.number("global_head_dim")  # Gemma 4: layers that see everything have wider heads
     head = wide or fields.head_dim
     heads = (not sliding and fields.number("num_global_key_value_heads")) or fields.kv_heads

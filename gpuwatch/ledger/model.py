@@ -30,7 +30,8 @@ class Layers:
 
     `window` is the sliding window or the chunk of local attention, in tokens. `latent` is the width of MLA's one
     shared entry for each token (``kv_lora_rank + qk_rope_head_dim``). `states` belong to linear layers; their `mixer`
-    is gated_delta, kimi_delta, mamba2, mamba1, short_conv or lightning.
+    is gated_delta, kimi_delta, mamba2, mamba1, short_conv or lightning. `index_bytes` is what a sparse attention's
+    indexer keeps for each token beside the latent entry, whatever the KV type.
     """
 
     kind: LayerKind
@@ -42,6 +43,7 @@ class Layers:
     latent: int = 0
     states: tuple[State, ...] = ()
     mixer: str = ""
+    index_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,12 @@ class Quantisation:
 class Model:
     """Everything of a model's config that memory depends on.
 
-    `missing` names the fields that are needed and absent: figures that need them are not computed. `native_context`
-    is the length it was trained for, `context` the one it declares (with scaling).
+    `missing` names the fields that are needed and absent: figures that need them are not computed; `kv_missing` are
+    those of them that the KV cache needs. `native_context`
+    is the length it was trained for, `context` the one it declares (with scaling). `uncounted` names parts that the
+    arithmetic does not cover. `dense_widths` is the sum of the widths of the feed-forward parts where they differ,
+    `other` the parameters of its layers that no other field gives. `kv_type` is the KV type that the checkpoint asks
+    for.
     """
 
     name: str
@@ -107,13 +113,28 @@ class Model:
     shared_kv_layers: int = 0
     embedding_per_layer: int = 0
     attention_bias: bool = False
+    dense_widths: int = 0
+    other: int = 0
+    kv_type: str = ""
+    uncounted: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    kv_missing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def layer_count(self) -> int:
         """All layers of the language model, those without attention included."""
         return sum(group.count for group in self.layers) + self.shared_kv_layers
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing that a verdict needs is absent or left out."""
+        return not self.missing and not self.uncounted
+
+    @property
+    def kv_known(self) -> bool:
+        """Whether the layers and what each keeps of the past are known."""
+        return not self.kv_missing
 
     @property
     def attention(self) -> tuple[Layers, ...]:

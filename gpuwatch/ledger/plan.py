@@ -10,6 +10,7 @@ from gpuwatch.ledger.budget import GIB, SGLANG_TABLES_BYTES, pool_bytes
 from gpuwatch.ledger.kv import whole_bytes_per_token
 from gpuwatch.ledger.need import GROWTH, Engine
 from gpuwatch.ledger.pool import longest_context, pool_of
+from gpuwatch.ledger.starts import most_sharing, obstacles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,14 +82,17 @@ def card_of(engines: Sequence[Engine], gpu: int = 0) -> Card:
 def verdict_of(engines: Sequence[Engine]) -> Verdict:
     """Judge whether `engines` fit on their cards together.
 
-    It does not fit when the parts are more than the card. It is tight when they would be with a KV cache of `GROWTH`
-    times the size and what unpacking a 4-bit cache takes, within the part of the card that the engine may use. It is
-    unknown where a config lacks a field that is needed and the parts that could be computed are less than the card.
+    It does not fit when the engine will not start with its ranks, or when the parts are more than the card. It is tight
+    when they would be with a KV cache of `GROWTH` times the size and what unpacking a 4-bit cache takes, within the
+    part of the card that the engine may use. It is unknown where a config lacks a field that is needed, or a model has
+    parts that are not computed, and the others are less than the card.
     """
+    if any(obstacles(engine.model, engine.deployment) for engine in engines):
+        return "does_not_fit"
     card = card_of(engines)
     if card.total > card.capacity:
         return "does_not_fit"
-    if any(engine.model.missing for engine in engines):
+    if any(not engine.model.complete for engine in engines):
         return "unknown"
     peak = card.total + (GROWTH - 1) * card.components["kv_cache"] + sum(e.unpacked_bytes for e in engines)
     usable = card.capacity * max(engine.deployment.fraction for engine in engines)
@@ -137,8 +141,9 @@ def make_plan(engines: Sequence[Engine]) -> Plan:
     whole = [_others(engines, engine) for engine in engines]
     capacities = tuple(capacity_of(engine, others) for engine, others in zip(engines, whole, strict=True))
     verdict = verdict_of(engines)
-    notes = [note for engine in engines for note in notes_of(engine)]
-    if verdict != "does_not_fit" and len(engines) == 1:
+    notes = [note for engine in engines for note in obstacles(engine.model, engine.deployment)]
+    notes += [note for engine in engines for note in notes_of(engine)]
+    if verdict not in ("does_not_fit", "unknown") and len(engines) == 1:
         notes += _start_notes(capacities[0])
     return Plan(
         verdict=verdict,
@@ -191,13 +196,15 @@ def fewest_gpus(engines: Sequence[Engine]) -> int | None:
 
 def at_tp(engine: Engine, tp: int) -> Engine:
     """Return the engine over `tp` ranks, without pipeline stages."""
-    return engine.with_deployment(tp=tp, pp=1, pcp=1, dcp=1 if tp == 1 else engine.deployment.dcp)
+    tried = engine.with_deployment(tp=tp, pp=1, pcp=1)
+    dcp = engine.deployment.dcp
+    shared = dcp if tp % dcp == 0 and dcp <= most_sharing(engine.model, tried.deployment) else 1
+    return tried.with_deployment(dcp=shared)
 
 
 def possible_tp(engine: Engine) -> bool:
-    """Return whether the query heads can be divided over the ranks, as both engines demand."""
-    heads = engine.model.q_heads
-    return not heads or heads % engine.deployment.attention_tp == 0
+    """Return whether the engine starts with its ranks."""
+    return not obstacles(engine.model, engine.deployment)
 
 
 def notes_of(engine: Engine) -> list[str]:
@@ -206,14 +213,10 @@ def notes_of(engine: Engine) -> list[str]:
     notes = list(model.notes)
     heads = model.kv_heads
     if model.attention and model.attention[0].kind != "mla" and 0 < heads < deployment.attention_tp:
-        notes.append(
-            f"{heads} KV heads on {deployment.attention_tp} ranks: heads are copied, so KV per card stops shrinking "
-            f"beyond {heads}; --decode-context-parallel-size {deployment.attention_tp // heads} would use the copies"
+        copied = (
+            f"{heads} KV heads on {deployment.attention_tp} ranks: heads are copied, so KV per card stops shrinking"
         )
-    if not possible_tp(engine):
-        notes.append(
-            f"{model.q_heads} query heads cannot be divided over {deployment.attention_tp} ranks: it will not start"
-        )
+        notes.append(f"{copied} beyond {heads}{_sharing_hint(engine)}")
     native = model.native_context
     if native and deployment.context > native and not model.rope_scaling:
         notes.append(
@@ -231,9 +234,20 @@ def notes_of(engine: Engine) -> list[str]:
         notes.append(f"the quantisation {model.quantisation.method!r} is not known: weights are counted as 16-bit")
     if not model.tower_known:
         notes.append("a vision or audio tower is in the config without its sizes: its weights are not counted")
+    if model.uncounted:
+        notes.append(f"not counted: {', '.join(model.uncounted)}; the sums are lower bounds")
     if model.missing:
         notes.append(f"missing in the config: {', '.join(model.missing)}; what needs them is not computed")
     return notes
+
+
+def _sharing_hint(engine: Engine) -> str:
+    """Return the advice to share contexts between copies; empty where vLLM takes no more than there is."""
+    deployment = engine.deployment
+    most = most_sharing(engine.model, deployment)
+    if deployment.engine != "vllm" or most <= deployment.dcp or deployment.dp_attention > 1:
+        return ""
+    return f"; --decode-context-parallel-size {most} would use the copies"
 
 
 def _memory_notes(deployment: Deployment) -> list[str]:

@@ -59,7 +59,7 @@ def engine_of(kind: str, facts: Mapping[str, Value], capacity: float) -> Engine 
         capacity: Memory of one of its GPUs in bytes.
     """
     model, version = model_of(facts), parse_version(str(facts.get("version", "")))
-    if model is None or model.missing or version is None or kind not in ("vllm", "sglang"):
+    if model is None or not model.complete or version is None or kind not in ("vllm", "sglang"):
         return None
     quantisation = str(facts.get("quantization", ""))
     if quantisation and model.quantisation is None:

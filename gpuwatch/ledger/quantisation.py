@@ -55,8 +55,12 @@ def quantisation_of(config: Mapping[str, Any]) -> Quantisation | None:
     found = config.get("quantization_config") or config.get("compression_config")
     if found is None and isinstance(inner, dict):
         found = inner.get("quantization_config")
-    if not isinstance(found, dict):
-        return None
+    if isinstance(found, str) and found:
+        return by_name(found) or Quantisation(found[:40].lower(), 16, known=False)
+    return _described(found) if isinstance(found, dict) else None
+
+
+def _described(found: Mapping[str, Any]) -> Quantisation:
     method = str(found.get("quant_method") or found.get("quantization_method") or found.get("quant_algo") or "").lower()
     kept = tuple(
         str(name)
@@ -77,6 +81,23 @@ def quantisation_of(config: Mapping[str, Any]) -> Quantisation | None:
     if method == "mxfp4":
         return Quantisation("mxfp4", 4, 32, 8, kept=kept or ("lm_head", "embed", "attn"), experts_only=True)
     return Quantisation(method or "unnamed", 16, kept=kept, known=False)
+
+
+def kv_type_of(config: Mapping[str, Any]) -> str:
+    """Return the KV type that a checkpoint is made for: ``fp8``, or empty where it names none.
+
+    Sources: ``kv_cache_scheme`` of compressed-tensors and ModelOpt, ``kv_cache_quant_algo`` of ModelOpt.
+    """
+    inner = config.get("text_config")
+    found = config.get("quantization_config") or (inner.get("quantization_config") if isinstance(inner, dict) else None)
+    if not isinstance(found, dict):
+        return ""
+    scheme, nested = found.get("kv_cache_scheme"), found.get("quantization")
+    algorithm = found.get("kv_cache_quant_algo") or (
+        nested.get("kv_cache_quant_algo") if isinstance(nested, dict) else None
+    )
+    eight = isinstance(scheme, dict) and scheme.get("num_bits") == 8 and scheme.get("type") == "float"  # bits
+    return "fp8" if eight or str(algorithm).lower() == "fp8" else ""
 
 
 def _compressed(found: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisation:

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpuwatch.ledger.blocks import blocks_of
+from gpuwatch.ledger.families import has_two_parts, is_four_times, is_gated, is_known, is_tied
 from gpuwatch.ledger.fields import Fields
 from gpuwatch.ledger.layers import grouped, is_state_space, layer_kinds, mamba1_width, mamba2_heads
 from gpuwatch.ledger.model import Experts, Model
-from gpuwatch.ledger.quantisation import quantisation_of
+from gpuwatch.ledger.quantisation import kv_type_of, quantisation_of
 from gpuwatch.ledger.towers import tower_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_TWO_MATRICES = (
-    "gpt2",
-    "gptneox",
-    "gptj",
-    "gpt_neox",
-    "opt",
-    "bloom",
-    "falcon",
-    "phiforcausallm",
-    "starcoder2",
-    "nemotron",
-    "mpt",
-)
-"""Architectures whose feed-forward part has an up and a down projection and no gate."""
+GEMMA3_VOCAB, GEMMA3_CONTEXT = 262_208, 131_072
+"""Defaults of ``Gemma3TextConfig``, which the multimodal configurations leave out."""
 
 
 def read_model(config: Mapping[str, Any], name: str = "") -> Model:
@@ -41,23 +31,29 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
     count = fields.need("num_hidden_layers")
     shared = fields.number("num_kv_shared_layers") or 0
     kinds = layer_kinds(fields, count)[: count - shared] if shared < count else []
+    blocks = blocks_of(fields)
+    layers = grouped(kinds, fields) if blocks is None else blocks.layers
+    widths = () if blocks is None else blocks.widths
+    kv_missing = tuple(fields.missing)
     hidden, heads = fields.hidden, 0 if is_state_space(fields) else fields.q_heads
-    layers = grouped(kinds, fields)
     scaling = fields.part("rope_scaling") or fields.part("rope_parameters")
     kind = (scaling.text("rope_type") or scaling.text("type")) if scaling else ""
     tower, tower_known = tower_parameters(fields.outer, hidden)
     dense, experts = _experts(fields, count)
     architecture = fields.architecture
+    if blocks is not None:
+        dense, experts = len(widths), None
+    uncounted = _uncounted(fields)
     return Model(
         name=name or str(fields.outer.get("_name_or_path") or ""),
         architecture=architecture,
         hidden=hidden,
         layers=layers,
         q_heads=heads,
-        intermediate=_intermediate(fields, hidden, needed=dense > 0),
-        vocab=fields.need("vocab_size"),
+        intermediate=max(widths) if widths else _intermediate(fields, hidden, needed=dense > 0),
+        vocab=_vocab(fields),
         tied=_tied(fields),
-        gated=not any(part in architecture.lower() for part in _TWO_MATRICES),
+        gated=is_gated(architecture),
         dense_layers=dense,
         experts=experts,
         dtype=(fields.text("torch_dtype") or fields.text("dtype") or "bfloat16").removeprefix("torch."),
@@ -75,21 +71,63 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
         shared_kv_layers=shared,
         embedding_per_layer=_embedding_per_layer(fields, count),
         attention_bias=bool(fields.flag("attention_bias")) or "qwen2" in architecture.lower(),
+        dense_widths=sum(widths),
+        other=_other(fields, hidden) + (0 if blocks is None else blocks.matrices * hidden * hidden),
+        kv_type=kv_type_of(fields.outer),
+        uncounted=uncounted,
         missing=tuple(fields.missing),
+        kv_missing=kv_missing,
         notes=tuple(fields.notes),
     )
 
 
+def _vocab(fields: Fields) -> int:
+    if fields.number("vocab_size") is None and _is_gemma3(fields):
+        return GEMMA3_VOCAB
+    return fields.need("vocab_size")
+
+
+def _is_gemma3(fields: Fields) -> bool:
+    return "gemma3forconditionalgeneration" in fields.architecture.lower()
+
+
+def _uncounted(fields: Fields) -> tuple[str, ...]:
+    """Return the parts that the arithmetic does not cover, and note what is special about the architecture."""
+    architecture = fields.architecture
+    if architecture and not is_known(architecture):
+        fields.note(f"architecture {architecture[:60]!r} is not known: computed as a plain decoder")
+    if fields.listed("cross_attention_layers"):
+        fields.note("the KV of images in the cross-attention layers is not counted")
+    halves = fields.flag("is_encoder_decoder") is True or bool(fields.number("encoder_layers"))
+    if halves or has_two_parts(architecture):
+        return ("the encoder, and the weights and the cache of cross attention",)
+    return ()
+
+
+def _other(fields: Fields, hidden: int) -> int:
+    """Return the parameters of cross-attention layers (Mllama) and of the indexers of sparse attention (DeepSeek)."""
+    found = 0
+    crossing = len(fields.listed("cross_attention_layers"))
+    if crossing:
+        found += crossing * 2 * hidden * fields.head_dim * (fields.q_heads + fields.kv_heads)
+    width, heads = fields.number("index_head_dim"), fields.number("index_n_heads")
+    if width and heads:
+        one = (fields.number("q_lora_rank") or hidden) * heads * width + hidden * (width + heads)
+        found += (fields.number("num_hidden_layers") or 0) * one
+    return found
+
+
 def _tied(fields: Fields) -> bool:
     tied = fields.flag("tie_word_embeddings")
-    if tied is None:  # the default of transformers, which some configurations override
-        return any(part in fields.architecture.lower() for part in ("gemma", "gpt2", "opt", "bloom", "cohere", "phi1"))
-    return tied
+    return is_tied(fields.architecture) if tied is None else tied
 
 
 def _intermediate(fields: Fields, hidden: int, *, needed: bool) -> int:
-    value = fields.number("intermediate_size")
-    if value is None and any(part in fields.architecture.lower() for part in ("gpt2", "falcon", "bloom", "gptj")):
+    value = fields.number("intermediate_size_mlp") or fields.number("intermediate_size")  # the former: Llama 4
+    times = fields.value("expansion_ratio")
+    if value is None and isinstance(times, (int, float)) and 0 < times <= 1000:  # of any model
+        return round(times * hidden)
+    if value is None and is_four_times(fields.architecture):
         return 4 * hidden
     return value if value is not None else (fields.need("intermediate_size") if needed else 0)
 
@@ -115,6 +153,8 @@ def _experts(fields: Fields, count: int) -> tuple[int, Experts | None]:
         layers = count - dense - len(fields.listed("mlp_only_layers"))
     width = fields.number("moe_intermediate_size") or fields.need("intermediate_size")
     shared = fields.number("shared_expert_intermediate_size")
+    if shared is None and "llama4" in fields.architecture.lower():
+        shared = width  # each of its expert layers has one shared expert, which the config does not name
     if shared is None:
         shared = (fields.number("n_shared_experts") or 0) * width
     chosen = fields.number("num_experts_per_tok") or 0
@@ -122,12 +162,13 @@ def _experts(fields: Fields, count: int) -> tuple[int, Experts | None]:
 
 
 def _context(fields: Fields) -> int | None:
-    return fields.number("max_position_embeddings")
+    declared = fields.number("max_position_embeddings")
+    return GEMMA3_CONTEXT if declared is None and _is_gemma3(fields) else declared
 
 
 def _native(fields: Fields, scaling: Fields | None, kind: str) -> int | None:
     """Return the length that the model was trained for, before scaling."""
-    declared = fields.number("max_position_embeddings")
+    declared = _context(fields)
     if scaling is None:
         return declared
     original = scaling.number("original_max_position_embeddings")

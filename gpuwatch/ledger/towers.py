@@ -25,6 +25,7 @@ def tower_parameters(config: Mapping[str, Any], hidden: int) -> tuple[int, bool]
         fields = Fields(part)
         width = fields.number("embed_dim") if "depth" in part and "embed_dim" in part else fields.number("hidden_size")
         depth = fields.number("depth") or fields.number("num_hidden_layers") or fields.number("encoder_layers")
+        depth = (depth or 0) + (fields.number("num_global_layers") or 0)  # Mllama
         if not width or not depth:
             known = False
             continue

@@ -40,7 +40,7 @@ def parameters(model: Model) -> Parameters:
         shared = model.attention[-1]
         attention += model.shared_kv_layers * 2 * model.hidden * model.q_heads * shared.head_dim
     matrices = 3 if model.gated else 2
-    dense = model.dense_layers * matrices * model.hidden * model.intermediate
+    dense = matrices * model.hidden * (model.dense_widths or model.dense_layers * model.intermediate) + model.other
     experts = 0
     if model.experts is not None:
         one = matrices * model.hidden * model.experts.width

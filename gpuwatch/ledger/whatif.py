@@ -10,17 +10,17 @@ from gpuwatch.ledger.budget import GIB
 from gpuwatch.ledger.kv import element_bytes
 from gpuwatch.ledger.need import Engine, with_weights
 from gpuwatch.ledger.plan import capacity_of, card_of, possible_tp, verdict_of
+from gpuwatch.ledger.starts import most_sharing, obstacles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from gpuwatch.ledger.model import Model
 
 HIGHEST_FRACTION = 0.97
 FRACTION_STEP = 0.03
 RECENT_TOKENS = 4096
 """Tokens that stay in 16 bits in the mixed-precision row."""
 WINDOW_TOKENS = 4096
+CONTEXT_STEP = 1024
 LEAST_CHUNK = 1024
 SMALL_GAIN = 1.01
 
@@ -32,7 +32,8 @@ FREE, SPEED, QUALITY, HARDWARE = range(4)
 class Change:
     """One change in words, what it costs in words, the class of the cost, and the changed engine.
 
-    `available` is False for what neither engine offers today, and for another model.
+    `available` is False for what neither engine offers today, and for another model. `recent` tokens of each request
+    take twice the bytes that the engine's KV type gives.
     """
 
     change: str
@@ -40,6 +41,7 @@ class Change:
     weight: int
     engine: Engine
     available: bool = True
+    recent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +62,37 @@ def what_if(engine: Engine, others: Sequence[Engine] = ()) -> tuple[Row, ...]:
     """Return the changes that buy something, best first.
 
     First come those that make what was asked for fit, the cheapest of them first; then the others by how much longer
-    a request they allow. `others` share the cards and stay as they are.
+    a request they allow. Where the engine does not start with its ranks, only what changes that is of use. `others`
+    share the cards and stay as they are.
     """
     base = _measure(Change("", "", FREE, engine), others)
-    rows = [_measure(change, others) for change in _changes(engine)]
-    useful = [row for row in rows if _gain(row, base) > SMALL_GAIN or _order(row) < _order(base)]
+    shorter = _shorter(engine, base, others)
+    rows = [_measure(change, others) for change in (*_changes(engine), *shorter)]
+    stuck = bool(obstacles(engine.model, engine.deployment))
+    useful = [row for row in rows if _order(row) < _order(base) or (_gain(row, base) > SMALL_GAIN and not stuck)]
     return tuple(
         sorted(useful, key=lambda row: (_order(row), row.weight if _order(row) == 0 else 0, -_gain(row, base)))
     )
+
+
+def _shorter(engine: Engine, base: Row, others: Sequence[Engine]) -> Iterator[Change]:
+    """Yield the longest context that fits where the one that was asked for does not."""
+    if obstacles(engine.model, engine.deployment):
+        return
+    if base.verdict != "does_not_fit" and base.max_concurrency >= 1:
+        return
+    asked = engine.deployment.context
+    low, high = 0, (asked - 1) // CONTEXT_STEP
+    while low < high:
+        middle = (low + high + 1) // 2
+        tried = engine.with_deployment(context=middle * CONTEXT_STEP)
+        row = _measure(Change("", "", FREE, tried), others)
+        low, high = (middle, high) if row.verdict == "fits" and row.max_concurrency >= 1 else (low, middle - 1)
+    if low:
+        flag = "--context-length" if engine.deployment.engine == "sglang" else "--max-model-len"
+        length = low * CONTEXT_STEP
+        costs = "longer requests are refused"
+        yield Change(f"{flag} {asked} → {length}", costs, SPEED, engine.with_deployment(context=length))
 
 
 def best_pair(engine: Engine, others: Sequence[Engine] = ()) -> Row | None:
@@ -143,15 +168,18 @@ def _gain(row: Row, base: Row) -> float:
 
 
 def _measure(change: Change, others: Sequence[Engine]) -> Row:
-    found = capacity_of(change.engine, sum(card_of([other]).total for other in others))
+    engine, context = change.engine, change.engine.deployment.context
+    found = capacity_of(engine, sum(card_of([other]).total for other in others))
+    counted = context + min(change.recent, context)  # as many tokens of the narrow type take the same bytes
+    longest = found.max_context
     return Row(
         change.change,
         change.costs,
         change.weight,
-        change.engine,
-        found.max_context,
-        found.max_concurrency,
-        verdict_of([change.engine, *others]),
+        engine,
+        max(longest - change.recent, longest // 2) if change.recent else longest,
+        found.max_concurrency * context / counted,
+        verdict_of([engine.with_deployment(context=counted), *others]),
         change.available,
     )
 
@@ -205,13 +233,13 @@ def _kv_types(engine: Engine) -> Iterator[Change]:
             QUALITY,
             engine.with_deployment(kv_dtype=eight),
         )
-        share = min(1.0, RECENT_TOKENS / max(1, deployment.context))
         yield Change(
             f"KV of the last {RECENT_TOKENS:,} tokens in 16 bits, older in FP8",
             "neither vLLM nor SGLang offers it today; digits in the far past suffer",
             QUALITY,
-            replace(engine, model=_narrower(engine.model, (1 + share) / 2)),
+            engine.with_deployment(kv_dtype=eight),
             available=False,
+            recent=RECENT_TOKENS,
         )
     if element_bytes(deployment.kv_dtype, engine.model.dtype) >= 1 and deployment.engine == "vllm":
         yield Change(
@@ -220,20 +248,6 @@ def _kv_types(engine: Engine) -> Iterator[Change]:
             QUALITY,
             engine.with_deployment(kv_dtype="nvfp4"),
         )
-
-
-def _narrower(model: Model, share: float) -> Model:
-    """Return the model with heads that keep `share` of the bytes: the mean width of a mixed cache."""
-    layers = tuple(
-        replace(
-            group,
-            head_dim=round(group.head_dim * share),
-            value_dim=round(group.value_dim * share),
-            latent=round(group.latent * share),
-        )
-        for group in model.layers
-    )
-    return replace(model, layers=layers)
 
 
 def _weight_types(engine: Engine) -> Iterator[Change]:
@@ -258,15 +272,34 @@ def _weight_types(engine: Engine) -> Iterator[Change]:
         )
 
 
+def _startable(engine: Engine) -> Iterator[Change]:
+    """Yield the most ranks, of those that there are, with which the engine starts."""
+    before = engine.deployment
+    for tp in range(before.tp, 0, -1):
+        tried = engine.with_deployment(tp=tp)
+        most = most_sharing(engine.model, tried.deployment)
+        dcp = before.dcp if tp % before.dcp == 0 and before.dcp <= most else 1
+        tried = tried.with_deployment(dcp=dcp)
+        if obstacles(engine.model, tried.deployment):
+            continue
+        words = [f"tensor parallel {before.tp} → {tp}"] if tp != before.tp else []
+        words += [f"--decode-context-parallel-size {before.dcp} → {dcp}"] if dcp != before.dcp else []
+        yield Change(", ".join(words), "nothing: it does not start otherwise", FREE, tried)
+        return
+
+
 def _shapes(engine: Engine) -> Iterator[Change]:
     deployment, model = engine.deployment, engine.model
+    if obstacles(model, deployment):
+        yield from _startable(engine)
     double = engine.with_deployment(tp=deployment.tp * 2)
     if possible_tp(double):
         kind = "links slower than NVLink cost speed" if deployment.tp == 1 else "more communication in every step"
         words = f"tensor parallel {deployment.tp} → {deployment.tp * 2}"
         yield Change(words, f"twice the cards; {kind}", HARDWARE, double)
-    copies = deployment.attention_tp // max(1, model.kv_heads)
-    if deployment.engine == "vllm" and copies > deployment.dcp and not any(g.window for g in model.attention):
+    copies = most_sharing(model, deployment) if deployment.dp_attention == 1 else 1
+    plain = all(group.kind in ("full", "mla") for group in model.attention)
+    if deployment.engine == "vllm" and copies > deployment.dcp and plain:
         yield Change(
             f"--decode-context-parallel-size {deployment.dcp} → {copies}",
             "uses the copied KV heads; needs vLLM 0.10 or later and more communication in decode",

@@ -159,7 +159,7 @@ class Attached:
 def _refused(url: str, reply: Reply) -> SourceError:
     """Return in words why the daemon did not give a snapshot."""
     said = ""
-    with suppress(ValueError, AttributeError, TypeError):
+    with suppress(ValueError, LookupError, TypeError, RecursionError):
         said = " ".join(str(json.loads(reply.body)["error"]).split())[:200]
     if reply.kind.startswith("text/plain"):
         said = " ".join(reply.body[:200].decode("utf-8", "replace").split())

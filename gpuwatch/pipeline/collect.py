@@ -88,6 +88,11 @@ class Collector:
         """What discovery looked for and what came of it."""
         return self._found.looked_for
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Everything that is polled."""
+        return tuple(self._runners)
+
     def start(self) -> None:
         """Start the named sources, and discovery."""
         interval = self._config.interval

@@ -217,6 +217,11 @@ class Pipeline:
         return answers
 
     @property
+    def dead_logs(self) -> tuple[str, ...]:
+        """The logs whose server was gone already when they were first read, and has not come back."""
+        return self._log_causes.dead
+
+    @property
     def absent(self) -> tuple[Absence, ...]:
         """What the sources cannot read at present."""
         return tuple(absence for absences in self._absent.values() for absence in absences)
@@ -236,7 +241,7 @@ class Pipeline:
         result = next((past for past in reversed(self._past) if past.time <= time), None)
         if result is None or time > self._past[-1].time + 1000 * self.settings.interval:
             oldest = self._past[0].time if self._past else time
-            raise LookupError(f"nothing is kept of that time; the oldest is {(time - oldest) / 1000:.0f} s away")
+            raise LookupError(f"nothing is kept of that time; the oldest is {abs(time - oldest) / 1000:.0f} s away")
         whole = self.snapshot(result)
         return replace(
             whole, sources=(), absent=(), facts=(), lines=tuple(line for line in self._lines if line.time <= time)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwatch.engines.log_text import clean, limit
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.finding import Advice, Finding
 
 TARGET = "findings"
+SETTLED_MS = 20_000
+"""The first text, of the second in which the alert fired, is replaced after this time: by then more is known."""
 REFRESH_MS = 300_000
-"""A text stays for this long, so that changing figures in it do not make a new series each time."""
+"""A later text stays for this long, so that changing figures in it do not make a new series each time."""
 CAUSE_LENGTH = 400
 ADVICE_LENGTH = 300
 VALUE_LENGTH = 80
@@ -22,26 +25,35 @@ MOST = 200
 """The most findings that become series; the first ones of the ranking do."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """A text that stays for `stays` milliseconds from `time` on."""
+
+    time: int
+    stays: int
+    labels: Labels
+
+
 class FindingSeries:
     """Remembers the texts of findings while they are active."""
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._fixed: dict[object, tuple[int, Labels]] = {}
+        self._fixed: dict[object, _Fixed] = {}
         self._keys: tuple[Labels, ...] = ()
 
     def batch(self, time: int, findings: Iterable[Finding]) -> Batch:
         """Return one series with the value 1 for each firing finding at `time` (milliseconds)."""
-        active: dict[object, tuple[int, Labels]] = {}
+        active: dict[object, _Fixed] = {}
         for finding in findings:
             if finding.state != "firing" or len(active) >= MOST:
                 continue
             known = self._fixed.get(finding.key)
-            if known is None or not 0 <= time - known[0] < REFRESH_MS:
-                known = (time, self._labels(finding))
+            if known is None or not 0 <= time - known.time < known.stays:
+                known = _Fixed(time, SETTLED_MS if known is None else REFRESH_MS, self._labels(finding))
             active[finding.key] = known
         self._fixed = active
-        keys = tuple(dict.fromkeys(labels for _, labels in active.values()))
+        keys = tuple(dict.fromkeys(fixed.labels for fixed in active.values()))
         if keys != self._keys:
             self._keys = keys
         return Batch(TARGET, time, self._keys, (1.0,) * len(self._keys))

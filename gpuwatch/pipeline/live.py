@@ -97,6 +97,11 @@ class Live:
         return self.questions.put(change)
 
     @property
+    def targets(self) -> tuple[str, ...]:
+        """Everything that is polled, also what has not answered yet."""
+        return self._collector.targets
+
+    @property
     def alive(self) -> bool:
         """Whether the pipeline's thread runs."""
         return self._thread.is_alive()

@@ -57,6 +57,8 @@ TRIGGERS = frozenset(
 ENDS = frozenset({"engine_dead", "engine_start_failed", "worker_dead", "process_killed"})
 """Events after which the server does not take requests any more."""
 WHEN = ("start", "serving")
+PAST = "past."
+"""How the names of facts begin that stand for an event from before the log was read."""
 _EVENTS = 400
 _FACTS = 2000
 _MARKS = 100
@@ -65,6 +67,9 @@ _MARKS = 100
 @dataclass(slots=True)
 class _Log:
     """What one log has said so far. `ups` and `downs` are the lines at which the server began and ceased to serve.
+
+    `counts` are the failures by (cause, when), `shown` what the series said last, under the server `emitted`. `died`
+    is the line at which the run that was there before us ended, 0 where it did not.
 
     Where the numbers of the lines are not known, the order in which they came stands for them.
     """
@@ -76,8 +81,10 @@ class _Log:
     downs: deque[int] = field(default_factory=lambda: deque(maxlen=_MARKS))
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     shown: Counter[tuple[str, str]] = field(default_factory=Counter)
+    emitted: str | None = None
     told: set[tuple[str, int]] = field(default_factory=set)
     taken: bool = False
+    died: int = 0
     last: int = 0
     numbered: bool = True
 
@@ -99,8 +106,18 @@ class _Log:
             if fact.key == "started":
                 self.downs.append(line)
                 self.taken = False
+                self.died = 0 if line > self.died else self.died
             elif fact.key == "ready" and fact.value is True and not self.taken:
                 self.ups.append(line)
+                self.died = 0 if line > self.died else self.died
+        for fact in batch.facts:
+            event = fact.key.removeprefix(PAST)
+            # What served has to say that it ended; a start has failed by its failure.
+            if event != fact.key and event in (ENDS if self.ups else TRIGGERS | ENDS):
+                line = fact.line or self.last
+                if line > max([0, self.died, *self.ups]):
+                    self.died = line
+                    self.downs.append(line)
         events = [event if event.line else replace(event, line=self._next()) for event in batch.events]
         self.events.extend(events)
         self.downs.extend(event.line for event in events if event.event in ENDS)
@@ -115,7 +132,7 @@ class _Log:
         """The lines are counted from the start again: another file took the place of this one."""
         for kept in (self.facts, self.events, self.ups, self.downs, self.told):
             kept.clear()
-        self.last = 0
+        self.last = self.died = 0
 
 
 class LogCauses:
@@ -140,20 +157,25 @@ class LogCauses:
             moved = server != log.server
             log.server = server
             changed = changed or fresh or moved
-            # A new series is seen at its old value before it steps.
-            log.shown = Counter(log.counts) if fresh or moved else log.shown
             failures = log.take(batch)
             if failures:
                 self._judge(name, log, failures)
-            if not (fresh or moved):
-                log.shown = Counter(log.counts)
         if changed:
             self._keys = tuple(self._series())
         values = []
         for log in self._logs.values():
+            # A new series is seen at its old value before it steps, however many batches a tick has.
+            if log.emitted == log.server:
+                log.shown = Counter(log.counts)
+            log.emitted = log.server
             values += [float(log.shown[cause, when]) for cause in CAUSES for when in WHEN]
             values.append(float(log.serving()))
         return Batch(TARGET, time, self._keys, values)
+
+    @property
+    def dead(self) -> tuple[str, ...]:
+        """The logs whose last run had ended, or failed to start, before they were read, and has not begun anew."""
+        return tuple(name for name, log in self._logs.items() if log.died and not log.serving())
 
     def forget(self, target: str) -> None:
         """Drop a log that is not read any more."""

@@ -38,6 +38,8 @@ class PostMortem:
     findings: tuple[Finding, ...]
     not_enough: tuple[NotEnough, ...]
     refused: tuple[tuple[str, str], ...] = ()
+    empty: tuple[str, ...] = ()
+    """Recordings without a complete tick."""
 
 
 def investigate(
@@ -72,7 +74,8 @@ def investigate(
         findings += result.findings
         not_enough += result.not_enough
     inputs = incident.inputs + tuple(given for result in played for given in result.inputs)
-    return PostMortem(inputs, findings, not_enough, tuple(refused))
+    empty = tuple(path for result in played for path in result.empty)
+    return PostMortem(inputs, findings, not_enough, tuple(refused), empty)
 
 
 def join(texts: Sequence[FileText], flags: str = "") -> Incident:
@@ -164,7 +167,8 @@ def _play(text: FileText, rules: Callable[[], RuleSet], now: int, refused: list[
     notes = [text.note, "" if ticks else "holds no complete tick", reader.ahead(now)]
     notes.append(reader.cut.removeprefix(f"{text.recording}: "))
     note = "; ".join(filter(None, notes))
-    return PostMortem((Input(text.path, "recording", engine, version, 0, note),), _ranked(found.values()), not_enough)
+    given = Input(text.path, "recording", engine, version, 0, note)
+    return PostMortem((given,), _ranked(found.values()), not_enough, empty=() if ticks else (text.path,))
 
 
 def _ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuwatch.clock import SystemClock
 from gpuwatch.diagnosis.context import Facts
 from gpuwatch.diagnosis.ranking import rank
 from gpuwatch.engines.facts import FACTS
@@ -18,16 +19,18 @@ from gpuwatch.model import NAME, label, name_of
 from gpuwatch.pipeline.config_series import ConfigSeries
 from gpuwatch.pipeline.health import Health
 from gpuwatch.pipeline.replay import Play
-from gpuwatch.pipeline.run_windows import SHORTEST_MS, EngineBook, EngineKey, Points, rows_of
+from gpuwatch.pipeline.run_windows import SHORTEST_MS, EngineBook, EngineKey, Points, longest_gap, rows_of
 from gpuwatch.pipeline.verdicts import digest, read
 from gpuwatch.recording import Reader
 from gpuwatch.report.data import EngineRun, GpuRun, RunData, Setting
+from gpuwatch.report.svg import clock_text
 from gpuwatch.series import METRICS
 from gpuwatch.sources.derived.ledger import Ledger
-from gpuwatch.units import with_unit
+from gpuwatch.sources.files.read import playable
+from gpuwatch.units import age, with_unit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from gpuwatch.alerts.rulefile import RuleSet
     from gpuwatch.diagnosis.finding import Finding, NotEnough
@@ -40,6 +43,8 @@ NEAR_PEAK = 0.999
 PEAK_EVERY = 10
 """Ticks between two looks at the ledger while the use stays near its peak."""
 LONGEST_VALUE = 300
+MOST_HOLES = 3
+"""Stretches without a sample that are named one by one."""
 
 _USED = ("gpuwatch_gpu_memory_used_high_bytes", "gpuwatch_gpu_memory_used_bytes")
 _GPU_CURVES = {"gpuwatch_gpu_busy_ratio": "busy", "gpuwatch_gpu_power_watts": "power"}
@@ -79,6 +84,9 @@ class Collector:
     def __init__(self, header: Header) -> None:
         self._header = header
         self._width = max(SHORTEST_MS, round(2000 * header.interval))
+        self._gap = longest_gap(header.interval)
+        self._holes: list[tuple[int, int]] = []
+        """From and until, where no tick was recorded."""
         self._engines: dict[EngineKey, EngineBook] = {}
         self._gpus: dict[str, _Gpu] = {}
         self._rows: dict[str, tuple[tuple[Labels, ...], dict[EngineKey, list[tuple[int, Labels, Part]]]]] = {}
@@ -107,6 +115,8 @@ class Collector:
             back = self._last - tick.time - self._shift
             self._shift += back + self._width // 2
             self._problems.append(f"the clock went back by {back / 1000:,.0f} s; times after that are moved on")
+        elif tick.time + self._shift - self._last > self._gap:
+            self._holes.append((self._last, tick.time + self._shift))
         for target in tick.forgotten:
             self._health.forget(target)
             self._newest.pop(target, None)
@@ -172,8 +182,29 @@ class Collector:
             episodes={key: tuple(times) for key, times in self._episodes.items()},
             not_enough=not_enough,
             silent=tuple(silent),
-            problems=(*self._problems, *problems),
+            problems=(*self._problems, *self._gaps(), *problems),
+            unsampled=sum(end - start for start, end in self._holes) / 1000,
         )
+
+    def _gaps(self) -> Iterator[str]:
+        """Say for how long nothing was sampled: nothing at all, and then nothing of one engine."""
+        lost = "what was counted in that time is in no figure"
+        for start, end in self._holes[:MOST_HOLES]:
+            after = clock_text((start - self._first) / 1000)
+            yield f"no samples for {age((end - start) / 1000)} after {after}, or the clock was set on: {lost}"
+        more = self._holes[MOST_HOLES:]
+        if more:
+            length = sum(end - start for start, end in more) / 1000
+            yield f"no samples in {len(more)} further stretch{'es' if len(more) > 1 else ''}, {age(length)} in all"
+        for (server, engine_rank, _, _), book in sorted(self._engines.items()):
+            own = [
+                hole for hole in book.holes if not any(start < hole[1] and hole[0] < end for start, end in self._holes)
+            ]
+            if own:
+                length = sum(end - start for start, end in own) / 1000
+                times = "" if len(own) == 1 else f" in {len(own)} stretches"
+                of = f"{server} rank {engine_rank}" if engine_rank not in ("", "0") else server
+                yield f"no samples of {of} for {age(length)}{times}: {lost}"
 
     def _take_engines(self, batch: Batch) -> None:
         known = self._rows.get(batch.target)
@@ -182,7 +213,7 @@ class Collector:
         for engine, rows in known[1].items():
             book = self._engines.get(engine)
             if book is None:
-                book = self._engines[engine] = EngineBook(self._width)
+                book = self._engines[engine] = EngineBook(self._width, self._gap)
             book.take(batch.time + self._shift, rows, batch.values)
 
     def _take_gpus(self, batch: Batch) -> None:
@@ -261,8 +292,16 @@ def collect(path: str | Path, rules: RuleSet, *, replayed: bool = False) -> RunD
     Raises:
         RecordingError: the file cannot be read or is no recording.
     """
+    with playable(path) as file:
+        data = _collect(file, rules, replayed=replayed)
+    problems = tuple(problem.replace(file, str(path)) for problem in data.problems)
+    return replace(data, name=Path(path).name, cut=data.cut.replace(file, str(path)), problems=problems)
+
+
+def _collect(path: str, rules: RuleSet, *, replayed: bool) -> RunData:
+    now = SystemClock().now()
     if not replayed:
-        data = _read(path, rules)
+        data = _read(path, rules, now)
         if data is not None:
             return data
     reader = Reader(path)
@@ -274,10 +313,15 @@ def collect(path: str | Path, rules: RuleSet, *, replayed: bool = False) -> RunD
         collector.take(tick)
         collector.found(tick.time, result.findings)
         not_enough = result.not_enough
-    return collector.result(Path(path).name, reader.cut, not_enough, map(str, rules.problems))
+    return collector.result(Path(path).name, reader.cut, not_enough, _problems(reader, rules, now))
 
 
-def _read(path: str | Path, rules: RuleSet) -> RunData | None:
+def _problems(reader: Reader, rules: RuleSet, now: int) -> list[str]:
+    ahead = reader.ahead(now)
+    return [*([f"{reader.path}: {ahead}"] if ahead else []), *map(str, rules.problems)]
+
+
+def _read(path: str | Path, rules: RuleSet, now: int) -> RunData | None:
     """Return a recording with what was found live, or None where that is not known throughout."""
     reader = Reader(path)
     collector = Collector(reader.header)
@@ -297,7 +341,7 @@ def _read(path: str | Path, rules: RuleSet) -> RunData | None:
     last = read(reader.found, wanted) if reader.found is not None else None
     if last is not None:
         collector.found(*last[:2])
-    return collector.result(Path(path).name, reader.cut, not_enough, map(str, rules.problems))
+    return collector.result(Path(path).name, reader.cut, not_enough, _problems(reader, rules, now))
 
 
 def _gpu_run(uuid: str, gpu: _Gpu, config: Batch, at_end: dict[str, tuple[tuple[str, float], ...]]) -> GpuRun:

@@ -1,6 +1,7 @@
 """What engines did in each stretch of a recording: increases of their counters and histograms, means of their gauges.
 
-Increases survive a counter that starts anew, and belong to the true time between two samples.
+Increases survive a counter that starts anew, and belong to the true time between two samples. Where nothing was sampled
+for long, nobody knows when the increase came: it belongs to no window.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ SHORTEST_MS = 2000
 """Least length of a window."""
 MOST_WINDOWS = 720
 """When there are more windows than this, neighbours become one."""
+SHORTEST_HOLE_MS = 10_000
+HOLE_INTERVALS = 5
+"""A stretch without a sample of so many intervals, and at least 10 s, is a hole."""
 MOST_POINTS = 480
 """A curve is thinned to the lowest and highest value of this many stretches."""
 
@@ -48,6 +52,11 @@ EngineKey: TypeAlias = tuple[str, str, str, str]
 Part: TypeAlias = tuple[str, float]
 """A counter or histogram, and of a histogram the upper bound; -1 is its sum, and 0 a plain counter."""
 _SUM = -1.0
+
+
+def longest_gap(interval: float) -> int:
+    """Return the most milliseconds between two samples that belong together; `interval` in seconds."""
+    return max(SHORTEST_HOLE_MS, round(HOLE_INTERVALS * 1000 * interval))
 
 
 @dataclass(slots=True)
@@ -102,9 +111,12 @@ class Points:
 class EngineBook:
     """Everything that is kept of one engine."""
 
-    def __init__(self, width_ms: int) -> None:
+    def __init__(self, width_ms: int, gap_ms: int) -> None:
         self.points = {name: Points() for name in _GAUGES.values()}
+        self.holes: list[tuple[int, int]] = []
+        """From and until, where nothing was sampled for longer than `gap_ms`."""
         self._width = width_ms
+        self._gap = gap_ms
         self._last: dict[Labels, float] = {}
         self._seen: int | None = None
         self._known: set[Part] = set()
@@ -112,6 +124,10 @@ class EngineBook:
 
     def take(self, time: int, rows: Sequence[tuple[int, Labels, Part]], values: Sequence[float]) -> None:
         """Take in the samples of one page at `time`: (place of the value, series, what it is)."""
+        if self._seen is not None and time - self._seen > self._gap:
+            self.holes.append((self._seen, time))
+            self._last.clear()
+            self._seen = None
         window = self._window(time)
         gauges: dict[str, float] = {}
         for row, labels, part in rows:
@@ -143,19 +159,26 @@ class EngineBook:
         start = self._seen if self._seen is not None else time
         if not self._windows:
             self._windows.append(_Sums(start, time))
-        elif start - self._windows[-1].start >= self._width:
+        elif start - self._windows[-1].start >= self._width or start > self._windows[-1].end:
             if len(self._windows) >= MOST_WINDOWS:
                 self._halve()
             self._windows.append(_Sums(start, time))
         return self._windows[-1]
 
     def _halve(self) -> None:
-        pairs = [self._windows[at : at + 2] for at in range(0, len(self._windows), 2)]
-        for pair in pairs:
-            for later in pair[1:]:
-                pair[0].join(later)
-        self._windows = [pair[0] for pair in pairs]
-        self._width *= 2
+        """Join every second window to the one before it, unless there is a hole between the two."""
+        kept: list[_Sums] = []
+        alone = False
+        for window in self._windows:
+            if alone and window.start == kept[-1].end:
+                kept[-1].join(window)
+                alone = False
+            else:
+                kept.append(window)
+                alone = True
+        if len(kept) < len(self._windows):
+            self._width *= 2
+        self._windows = kept
 
     def _finished(self, sums: _Sums) -> Window:
         means = {name: total / number for name, (total, number) in sums.gauges.items()}

@@ -50,7 +50,8 @@ def default_path(port: int) -> Path:
 class StateFile:
     """Reads the state at the start and writes it in a thread of its own; no trouble with the file stops the daemon.
 
-    A file that is not ours is never written over. Each kind of trouble is reported once, in one line.
+    A file that is not ours is never written over, but set aside with ``.bad`` after its name. Each kind of trouble is
+    reported once, in one line.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -64,17 +65,8 @@ class StateFile:
 
     def load(self, now: int) -> tuple[Saved, ...]:
         """Return the starts that were saved, where they are of the last hour before `now` (milliseconds)."""
-        try:
-            with self.path.open("rb") as file:
-                raw = file.read(MAX_BYTES + 1)
-        except FileNotFoundError:
-            return ()
-        except OSError as error:
-            self._say(f"{self.path}: {error.strerror}; findings start anew")
-            return ()
-        if raw and not raw.lstrip().startswith(f'{{"{MARK}"'.encode()):
-            self._writable = False
-            self._say(f"{self.path}: is no state file of gpuwatch and is left alone; nothing will outlive a restart")
+        raw = self._read()
+        if raw is None:
             return ()
         try:
             data = json.loads(raw)
@@ -86,6 +78,38 @@ class StateFile:
             self._say(f"{self.path}: damaged ({type(error).__name__}); findings start anew")
             return ()
         return tuple(item for item in saved if item.active_at <= now and now - item.saved_at <= TOLERANCE_MS)
+
+    def _read(self) -> bytes | None:
+        """Return what is in the file; None, and a word about it, where there is none that is ours."""
+        try:
+            if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
+                self._writable = False
+                self._say(f"{self.path}: is no regular file and is left alone; nothing will outlive a restart")
+                return None
+            with self.path.open("rb") as file:
+                raw = file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._say(f"{self.path}: {error.strerror}; findings start anew")
+            return None
+        if raw and not raw.lstrip().startswith(f'{{"{MARK}"'.encode()):
+            self._set_aside()
+            return None
+        return raw
+
+    def _set_aside(self) -> None:
+        """Keep a file that is not ours under another name; where that one is taken, it stays and we write nothing."""
+        aside = self.path.with_name(self.path.name + ".bad")
+        text = f"{self.path}: is no state file of gpuwatch"
+        try:
+            os.link(self.path, aside, follow_symlinks=False)  # never over another file, unlike a rename
+            self.path.unlink()
+        except OSError as error:
+            self._writable = False
+            self._say(f"{text} and is left alone ({aside.name}: {error.strerror}); nothing will outlive a restart")
+            return
+        self._say(f"{text}; it is kept as {aside}, findings start anew")
 
     def start(self) -> None:
         """Start the thread that writes."""

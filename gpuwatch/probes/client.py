@@ -174,6 +174,8 @@ class Client:
         self.token = _token(token_env)
         self.verify = verify
         self._headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        self._spoke = False
+        """Whether the server has ever answered."""
         self._lines: list[_Line] = []
         self._others: list[Client] = []
         self._free: list[_Line] = []
@@ -220,6 +222,7 @@ class Client:
         line.deadline.start(timeout)
         try:
             with line.session.request(method, url, json=body, timeout=timeout, stream=True) as response:
+                self._spoke = True
                 content = read(response)
             if line.deadline.expired:
                 raise TimeoutError
@@ -326,7 +329,7 @@ class Client:
             line.deadline.expire()
         try:
             with line.session.post(url, data=data, headers=headers, timeout=left, stream=True) as response:
-                status = response.status_code
+                self._spoke, status = True, response.status_code
                 after = seconds(response.headers.get("Retry-After"))
                 if status == 200:
                     self._follow(response, events, ask)
@@ -364,7 +367,7 @@ class Client:
     def _explain(self, line: _Line, error: Exception, url: str, timeout: float) -> SourceError:
         if isinstance(error, SourceError):
             return error
-        return explain_failure(TimeoutError() if line.deadline.expired else error, url, timeout)
+        return explain_failure(TimeoutError() if line.deadline.expired else error, url, timeout, answered=self._spoke)
 
 
 def _token(name: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
 from gpuwatch.probes.limits import Pool, read_pool
-from gpuwatch.probes.ramp import findings as pool_findings
+from gpuwatch.probes.ramp_verdict import findings as pool_findings
 from gpuwatch.probes.result import Result
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ TEXT_TOLERANCE = 0.1
 """Share by which text prompts may be off from what their words should cost; random sentences vary less."""
 _ASSUMED = (2048, 8192, 32_768)
 """Lengths that are tried where the server states no limit."""
+_LIMIT = re.compile(r"context length (?:is |\()([0-9]+) tokens")
+"""The limit in a refusal: of vLLM ``maximum context length is N tokens``, of SGLang ``context length (N tokens)``."""
 _EVENTS = ("rope_beyond_native", "rope_key_unknown", "prompt_too_long", "max_model_len_exceeds_kv")
 
 
@@ -68,6 +71,11 @@ class _Try:
         least = self.tokens if self.exact else round(self.tokens * (1 - TEXT_TOLERANCE))
         return "whole" if counted >= least else "cut"
 
+    @property
+    def accepted(self) -> bool:
+        """Whether the server began to answer."""
+        return self.outcome in ("whole", "cut", "not counted", "ignored")
+
     def row(self) -> dict[str, Value]:
         reply = self.reply
         return {
@@ -98,7 +106,13 @@ def probe(run: Run, options: ContextOptions) -> Result:
         if reply.kind == "lost" or run.gone.is_set():
             break
     stopped = run.over or _gave_up(tries)
-    found = (*pool_findings(run, pool), *_rope(run, wanted, options), *_truncation(run, tries, stated))
+    accepted = max((each.tokens + OUTPUT for each in tries if each.accepted), default=0)
+    found = (
+        *pool_findings(run, pool, accepted),
+        *_rope(run, wanted, options, accepted),
+        *_refused(run, tries, wanted),
+        *_truncation(run, tries, stated),
+    )
     return Result(
         probe=NAME,
         server=run.server,
@@ -178,6 +192,9 @@ def _conclusion(
             yield f"The KV pool holds {pool.usable / wanted:.1f} requests of {wanted:,} tokens."
     elif pool is None:
         yield "The size of the KV pool is not known: the server has no metrics page that tells it."
+    bad = _short(tries, wanted)
+    if bad is not None and wanted is not None:
+        yield f"The length of {wanted:,} is not real: refused at {bad.tokens:,}."
     if native is None:
         yield "What the model was made for is not known; --model-config FILE or --log FILE tells it."
     elif wanted is not None:
@@ -208,14 +225,78 @@ def _said(each: _Try) -> str:
     return f"{what}: {text}."
 
 
-def _rope(run: Run, wanted: int | None, options: ContextOptions) -> Iterator[Finding]:
+def _short(tries: list[_Try], wanted: int | None) -> _Try | None:
+    """Return the shortest request within the length to test that the server refused."""
+    refused = [each for each in tries if each.outcome == "refused" and each.tokens + OUTPUT <= (wanted or 0)]
+    return min(refused, key=lambda each: each.tokens, default=None)
+
+
+def _refused(run: Run, tries: list[_Try], wanted: int | None) -> Iterator[Finding]:
+    """Judge requests that are refused although they are within what the server states."""
+    bad, stated = _short(tries, wanted), run.server.max_model_len
+    if bad is None or stated is None or bad.tokens + OUTPUT > stated:
+        return
+    where = f"{run.server.url}/v1/completions"
+    said = _LIMIT.search(bad.reply.error)
+    told = int(said[1].replace(",", "")) if said is not None else None
+    told = told if told is not None and told < bad.tokens + OUTPUT else None
+    whole = max((each.tokens + OUTPUT for each in tries if each.accepted and each.tokens < bad.tokens), default=None)
+    real = told if told is not None else whole
+    flag = {"vllm": "--max-model-len", "sglang": "--context-length"}.get(run.server.engine, "")
+    evidence = [
+        Evidence(
+            f"the server states {stated:,} tokens",
+            f"{run.server.url}/v1/models",
+            name="gpuwatch_engine_config_max_model_len_tokens",
+            value=float(stated),
+            unit="tokens",
+        ),
+        Evidence(f"a prompt of {bad.tokens:,} tokens and {OUTPUT} to answer: {bad.reply.error}", where),
+    ]
+    if whole is not None:
+        evidence.append(Evidence(f"a request of {whole:,} tokens was accepted", where))
+    keep = (
+        f"keep a request with its answer within {real:,} tokens"
+        if real is not None
+        else f"keep prompts shorter than {bad.tokens:,} tokens; what was sent says no more than that"
+    )
+    yield Finding(
+        id="context_refused",
+        severity="warning",
+        title="Requests within the stated length are refused",
+        cause=(
+            f"The server states {stated:,} tokens, but refuses {bad.tokens + OUTPUT:,}, prompt and answer together. "
+            "Whether the engine or what stands in front of it refuses, its message says."
+        ),
+        confidence=0.9,
+        evidence=tuple(evidence),
+        advice=(
+            Advice(keep),
+            Advice(
+                "have the real length stated, if this limit is meant to be",
+                flag if real is not None else "",
+                str(stated) if flag and real is not None else None,
+                str(real) if flag and real is not None else None,
+            ),
+        ),
+        since=int(run.started * 1000),
+    )
+
+
+def _rope(run: Run, wanted: int | None, options: ContextOptions, accepted: int) -> Iterator[Finding]:
     """Judge a length beyond what the model's positions are made for."""
     fact = options.facts.get("model.context")
     native = _number(fact)
     lines = [event for event in options.events if event.event in ("rope_beyond_native", "rope_key_unknown")]
     if fact is None or native is None or wanted is None or wanted <= native:
         return
-    sglang = run.server.engine == "sglang"
+    sglang, stated = run.server.engine == "sglang", run.server.max_model_len
+    if accepted > native:
+        length = f"a request of {accepted:,} tokens was accepted"
+    elif stated is not None and wanted <= stated:
+        length = f"the server states a limit of {stated:,} tokens"
+    else:
+        length = f"a length of {wanted:,} tokens was asked for"
     factor = -(-wanted // int(native))
     yield Finding(
         id="rope_context",
@@ -228,7 +309,7 @@ def _rope(run: Run, wanted: int | None, options: ContextOptions) -> Iterator[Fin
         confidence=0.9,
         evidence=(
             Evidence(
-                f"requests of up to {wanted:,} tokens are accepted",
+                length,
                 f"{run.server.url}/v1/models",
                 name="gpuwatch_engine_config_max_model_len_tokens",
                 value=float(wanted),

@@ -14,7 +14,8 @@ from gpuwatch.model import label
 from gpuwatch.probes.client import ProbeError
 from gpuwatch.probes.digits_verdict import Baseline, Versus, conclude
 from gpuwatch.probes.haystack import record, seeded
-from gpuwatch.probes.questions import Planned, Tally, ask_planned, scale
+from gpuwatch.probes.limits import read_pool
+from gpuwatch.probes.questions import ANSWER_TOKENS, Planned, Tally, ask_planned, scale
 from gpuwatch.probes.scoring import judge, recall
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def probe(run: Run, options: DigitsOptions) -> Result:
         ProbeError: the text does not fit, the server answers nothing, or the baseline was asked other questions.
     """
     second, earlier = _baseline(run, options)
-    sentences, counted = _sentences(run, options, earlier)
+    sentences, counted = _sentences(run, options, second, earlier)
     here = {length: Column() for length in options.digits}
     there = {length: Column() for length in options.digits}
     sides = [(run, here)] if second is None else [(run, here), (second, there)]
@@ -129,18 +130,30 @@ def _planned(column: Column, sentences: int, length: int, seed: int, trial: int)
     return Planned(record(seeded("digits", seed, length, trial), sentences, length, RECORDS), take)
 
 
-def _sentences(run: Run, options: DigitsOptions, earlier: Baseline | None) -> tuple[int, bool]:
+def _sentences(run: Run, options: DigitsOptions, second: Run | None, earlier: Baseline | None) -> tuple[int, bool]:
     """Return the sentences of filler in each text: those of the saved run, so that the questions are the same."""
     longest = max(options.digits)
     texts = scale(run, lambda count: record(seeded("digits", run.seed, "scale"), count, longest, RECORDS).prompt)
     sentences = texts.sentences(options.tokens) if earlier is None else earlier.sentences
-    limit = run.server.max_model_len
-    if limit is not None and texts.tokens(sentences) > limit:
-        raise ProbeError(
-            f"a text of {texts.tokens(sentences):,.0f} tokens does not fit: the server takes {limit:,}; "
-            "give a smaller --tokens"
-        )
+    for side in [run, *([second] if second is not None else [])]:
+        _check_room(side, texts.tokens(sentences))
     return sentences, texts.counted
+
+
+def _check_room(run: Run, tokens: float) -> None:
+    """Refuse a text that the server does not take, or that would wait for ever as the KV pool has no room for it.
+
+    Raises:
+        ProbeError: it is too long.
+    """
+    pool, limit = read_pool(run.metrics(), run.server.engine), run.server.max_model_len
+    if limit is not None and tokens > limit:
+        why = f"the server takes {limit:,}"
+    elif pool is not None and tokens + ANSWER_TOKENS > pool.usable:
+        why = f"the KV pool has room for {pool.usable:,}, answer included"
+    else:
+        return
+    raise ProbeError(f"a text of {tokens:,.0f} tokens does not fit at {run.server.url}: {why}; give a smaller --length")
 
 
 def _baseline(run: Run, options: DigitsOptions) -> tuple[Run | None, Baseline | None]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
 from gpuwatch.probes.client import ProbeError
-from gpuwatch.probes.questions import Tally, failures_sentence
+from gpuwatch.probes.questions import Tally, failures_sentence, listed
 from gpuwatch.probes.result import Result
 from gpuwatch.probes.statistics import Share, mcnemar, wilson
 
@@ -173,12 +173,15 @@ def conclude(
 
 
 def verdict(shares: Mapping[int, Share]) -> str:
-    """Return `passes` (at least 90 % exact at every length), `fails` (less than half at each), `partly`."""
+    """Return `passes` (at least 90 % exact at every length), `fails` (less than half at each), `partly`.
+
+    `not complete`: it passes where there are answers, but there is a length without any.
+    """
     known = [share for share in shares.values() if share.of]
     if not known:
         return "not measured"
     if all(share.hits >= ENOUGH * share.of for share in known):
-        return "passes"
+        return "passes" if len(known) == len(shares) else "not complete"
     return "fails" if all(2 * share.hits < share.of for share in known) else "partly"
 
 
@@ -215,9 +218,13 @@ def _sentences(
             "not measured": "No question was answered: recall of digits is not known.",
             "passes": f"Strings of digits come back exactly: {overall}.",
             "fails": f"The model fails: {overall} strings come back exactly, at no length half of them.",
-            "partly": f"Strings of digits come back exactly in {overall} answers; the lengths differ, see the table.",
+            "not complete": f"Strings of digits come back exactly at every length that was answered: {overall}.",
+            "partly": f"Strings of digits come back exactly in {overall} answers{lengths_differ(shares)}.",
         }[answer]
     ]
+    missing = [digits for digits, share in shares.items() if not share.of]
+    if missing and overall.of:
+        said.append(f"No question was answered for strings of {listed(missing)} digits: nothing is known about them.")
     if versus is not None:
         said += _against(pairs, versus, found)
     elif answer in ("partly", "fails") and quantised(kv_dtype):
@@ -227,6 +234,15 @@ def _sentences(
         )
     failed = failures_sentence([tally for _, tally, *_ in measured])
     return [*said, failed] if failed else said
+
+
+def lengths_differ(shares: Mapping[int, Share]) -> str:
+    """Return whether the lengths differ, as the end of a sentence: they do where one interval lies below another."""
+    lows = [share.low for share in shares.values() if share.low is not None]
+    highs = [share.high for share in shares.values() if share.high is not None]
+    if len(lows) < 2:
+        return ""
+    return "; the lengths differ, see the table" if max(lows) > min(highs) else "; the lengths are not told apart"
 
 
 def _against(pairs: Pairs, versus: Versus, found: bool) -> list[str]:

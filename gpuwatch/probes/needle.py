@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
 from gpuwatch.probes.haystack import needle, seeded
 from gpuwatch.probes.heatmap import heat_map
-from gpuwatch.probes.questions import Planned, Tally, ask_planned, failures_sentence, scale, usable_lengths
+from gpuwatch.probes.limits import read_pool
+from gpuwatch.probes.questions import (
+    Planned,
+    Tally,
+    ask_planned,
+    failures_sentence,
+    left_out,
+    listed,
+    scale,
+    usable_lengths,
+)
 from gpuwatch.probes.result import Result
 from gpuwatch.probes.scoring import judge
 from gpuwatch.probes.statistics import Share
@@ -36,7 +46,7 @@ class NeedleOptions:
     """What to try.
 
     Attributes:
-        lengths: Prompt lengths in tokens; empty: doubling from 1,024 up to the server's limit.
+        lengths: Prompt lengths in tokens; empty: doubling from 1,024 up to what the server can serve.
         depths: Where the fact stands, 0 (first) to 1 (last, right before the question).
         trials: Questions for each length and depth.
         concurrency: Requests at a time.
@@ -80,6 +90,10 @@ class Grid:
         """Return the share of each length over all depths."""
         return _pooled(self.shares(), 0)
 
+    def unanswered(self) -> list[int]:
+        """Return the lengths without any answer."""
+        return sorted({length for length, _ in self.cells} - self.by_length().keys())
+
     def by_depth(self) -> dict[int, Share]:
         """Return the share of each depth, in percent, over all lengths."""
         return _pooled(self.shares(), 1)
@@ -100,7 +114,8 @@ def probe(run: Run, options: NeedleOptions) -> Result:
     Raises:
         ProbeError: no length fits, or the server answers nothing.
     """
-    lengths = usable_lengths(options.lengths, run.server.max_model_len)
+    pool, limit = read_pool(run.metrics(), run.server.engine), run.server.max_model_len
+    lengths = usable_lengths(options.lengths, limit, pool)
     texts = scale(run, lambda sentences: _question(run, options, Spot(0, sentences, 0.5, 0)).prompt)
     grid = Grid.of(lengths, options.depths)
     plan: list[Callable[[], Planned]] = [
@@ -111,7 +126,8 @@ def probe(run: Run, options: NeedleOptions) -> Result:
             tally = grid.cells[length, round(depth * 100)]
             plan.append(partial(_plan, run, options, tally, Spot(length, texts.sentences(length), depth, trial)))
     complete = ask_planned(run, plan, options.concurrency)
-    return conclude(run, options, grid, texts, complete=complete)
+    untried = left_out(options.lengths, limit, pool, lengths)
+    return conclude(run, options, grid, texts, untried, complete=complete)
 
 
 def _plan(run: Run, options: NeedleOptions, tally: Tally, spot: Spot) -> Planned:
@@ -126,8 +142,10 @@ def _question(run: Run, options: NeedleOptions, spot: Spot) -> Question:
     return needle(rng, spot.sentences, spot.depth, distractors=options.distractors)
 
 
-def conclude(run: Run, options: NeedleOptions, grid: Grid, texts: Scale, *, complete: bool) -> Result:
-    """Say what the answers mean."""
+def conclude(
+    run: Run, options: NeedleOptions, grid: Grid, texts: Scale, untried: Sequence[str] = (), *, complete: bool
+) -> Result:
+    """Say what the answers mean. `untried`: sentences about lengths that were left out."""
     lengths = sorted({length for length, _ in grid.cells})
     depths = sorted({depth for _, depth in grid.cells})
     findings = _truncated(run, grid, texts)
@@ -135,7 +153,7 @@ def conclude(run: Run, options: NeedleOptions, grid: Grid, texts: Scale, *, comp
         grid.shares(), lengths, depths, ("depth", lambda depth: f"{depth} %", lambda length: f"{length:,}")
     )
     overall = sum(grid.by_length().values(), Share(0, 0))
-    reach = _reach(grid.by_length())
+    reach = _reach(grid)
     answer = verdict(grid)
     facts: tuple[Figure, ...] = (
         ("verdict", answer, ""),
@@ -158,31 +176,32 @@ def conclude(run: Run, options: NeedleOptions, grid: Grid, texts: Scale, *, comp
         facts=facts,
         rows=tuple(_row(cell, tally) for cell, tally in sorted(grid.cells.items())),
         findings=findings,
-        conclusion=tuple(_sentences(options, grid, texts, answer, overall)),
+        conclusion=tuple(_sentences(options, grid, texts, overall, untried)),
         advice=_advice(answer, reach, run),
         drawing=drawing,
     )
 
 
 def verdict(grid: Grid) -> str:
-    """Return `passes`, `partly`, `fails` or `not measured`.
+    """Return `passes`, `not complete`, `partly`, `fails` or `not measured`.
 
     It passes where at least 90 % of the answers are right at every length, and fails where less than half are right at
-    each of them.
+    each of them. It is not complete where nothing is wrong with the answers, but there is a length without any.
     """
     lengths = grid.by_length()
     if not lengths:
         return "not measured"
     if all(share.hits >= ENOUGH * share.of for share in lengths.values()):
-        return "passes"
+        return "not complete" if grid.unanswered() else "passes"
     return "fails" if all(2 * share.hits < share.of for share in lengths.values()) else "partly"
 
 
-def _reach(lengths: Mapping[int, Share]) -> int | None:
+def _reach(grid: Grid) -> int | None:
     """Return the longest length that is read together with all shorter ones."""
-    reach = None
-    for length, share in sorted(lengths.items()):
-        if share.hits < ENOUGH * share.of:
+    reach, lengths = None, grid.by_length()
+    for length in sorted({length for length, _ in grid.cells}):
+        share = lengths.get(length)
+        if share is None or share.hits < ENOUGH * share.of:
             break
         reach = length
     return reach
@@ -207,19 +226,22 @@ def _row(cell: tuple[int, int], tally: Tally) -> dict[str, Value]:
     }
 
 
-def _sentences(options: NeedleOptions, grid: Grid, texts: Scale, answer: str, overall: Share) -> list[str]:
-    said = []
+def _sentences(options: NeedleOptions, grid: Grid, texts: Scale, overall: Share, untried: Sequence[str]) -> list[str]:
+    said, answer = [], verdict(grid)
     control, lengths = grid.control.share, grid.by_length()
     if answer == "partly":
-        said.append(_falls(lengths))
+        said.append(_falls(lengths, _reach(grid)))
     else:
         said.append(
             {
                 "not measured": "No question in a long text was answered: recall is not known.",
                 "passes": f"The model finds the fact at every length that was tried: {overall}.",
+                "not complete": f"The model finds the fact at every length that was answered: {overall}.",
                 "fails": f"The model fails: {overall} answers are right, at no length half of them.",
             }[answer]
         )
+    if lengths and grid.unanswered():
+        said.append(f"No question was answered at {listed(grid.unanswered())} tokens: nothing is known about that.")
     if control.of and control.hits < ENOUGH * control.of:
         said.append(
             f"Without any filler it answered {control} rightly: it fails the task itself, so this says nothing about "
@@ -228,26 +250,19 @@ def _sentences(options: NeedleOptions, grid: Grid, texts: Scale, answer: str, ov
     elif answer in ("fails", "partly") and control.of:
         said.append(f"Without filler it answered {control} rightly: the task is understood, the length is the matter.")
     uneven = _uneven(grid.by_depth())
-    if uneven and answer != "passes":
+    if uneven and answer not in ("passes", "not complete"):
         said.append(uneven)
     unclear = [length for length, share in lengths.items() if _unclear(share)]
     if unclear and answer != "not measured":
-        shown = ", ".join(f"{length:,}" for length in unclear)
         said.append(
-            f"{options.trials} trials a cell are too few to tell {ENOUGH:.0%} from less at {shown} tokens: "
+            f"{options.trials} trials a cell are too few to tell {ENOUGH:.0%} from less at {listed(unclear)} tokens: "
             f"--trials {options.trials * 4} narrows the intervals by half."
         )
-    over = [length for length in options.lengths if length not in lengths and not _tried(grid, length)]
-    if over:
-        said.append(f"Left out, because the server takes less: {', '.join(f'{length:,}' for length in sorted(over))}.")
+    said += untried
     if not texts.counted:
         said.append("The server counts no prompt tokens: lengths are estimates from the number of words.")
     failed = failures_sentence([grid.control, *grid.cells.values()])
     return [*said, failed] if failed else said
-
-
-def _tried(grid: Grid, length: int) -> bool:
-    return any(cell[0] == length for cell in grid.cells)
 
 
 def _unclear(share: Share) -> bool:
@@ -255,8 +270,7 @@ def _unclear(share: Share) -> bool:
     return low is not None and high is not None and low < ENOUGH <= high and share.hits not in (0, share.of)
 
 
-def _falls(lengths: Mapping[int, Share]) -> str:
-    reach = _reach(lengths)
+def _falls(lengths: Mapping[int, Share], reach: int | None) -> str:
     first = next(length for length, share in sorted(lengths.items()) if share.hits < ENOUGH * share.of)
     until = (
         f"The model finds the fact up to {reach:,} tokens ({lengths[reach]})" if reach else "Not every length is read"

@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.probes.haystack import contradiction, seeded
-from gpuwatch.probes.questions import Planned, Tally, ask_planned, failures_sentence, scale, usable_lengths
+from gpuwatch.probes.limits import read_pool
+from gpuwatch.probes.questions import (
+    Planned,
+    Tally,
+    ask_planned,
+    failures_sentence,
+    left_out,
+    listed,
+    scale,
+    usable_lengths,
+)
 from gpuwatch.probes.result import Result
 from gpuwatch.probes.scoring import judge
 from gpuwatch.probes.statistics import Share, mcnemar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from gpuwatch.probes.client import Reply
     from gpuwatch.probes.haystack import Question
@@ -36,7 +46,7 @@ class OrderOptions:
     """What to try.
 
     Attributes:
-        lengths: Prompt lengths in tokens; empty: doubling from 1,024 up to the server's limit.
+        lengths: Prompt lengths in tokens; empty: doubling from 1,024 up to what the server can serve.
         trials: Texts for each length and gap; each is asked for its first and for its last statement.
         concurrency: Requests at a time.
     """
@@ -55,7 +65,8 @@ def probe(run: Run, options: OrderOptions) -> Result:
     Raises:
         ProbeError: no length fits, or the server answers nothing.
     """
-    lengths = usable_lengths(options.lengths, run.server.max_model_len)
+    pool, limit = read_pool(run.metrics(), run.server.engine), run.server.max_model_len
+    lengths = usable_lengths(options.lengths, limit, pool)
     texts = scale(
         run, lambda sentences: contradiction(seeded("order", run.seed), sentences, GAPS["far"], last=True).prompt
     )
@@ -64,7 +75,7 @@ def probe(run: Run, options: OrderOptions) -> Result:
         partial(_plan, run, texts, key, tallies[key], trial) for trial in range(options.trials) for key in tallies
     ]
     complete = ask_planned(run, plan, options.concurrency)
-    return conclude(run, tallies, texts, complete=complete)
+    return conclude(run, tallies, texts, left_out(options.lengths, limit, pool, lengths), complete=complete)
 
 
 def _plan(run: Run, texts: Scale, key: Key, tally: Tally, trial: int) -> Planned:
@@ -78,8 +89,10 @@ def _plan(run: Run, texts: Scale, key: Key, tally: Tally, trial: int) -> Planned
     return Planned(question, take)
 
 
-def conclude(run: Run, tallies: Mapping[Key, Tally], texts: Scale, *, complete: bool) -> Result:
-    """Say what the answers mean."""
+def conclude(
+    run: Run, tallies: Mapping[Key, Tally], texts: Scale, untried: Sequence[str] = (), *, complete: bool
+) -> Result:
+    """Say what the answers mean. `untried`: sentences about lengths that were left out."""
     asked = {which: _sum(tallies, which=which) for which in ("first", "last")}
     both = asked["first"] + asked["last"]
     answer = verdict(tallies)
@@ -95,7 +108,10 @@ def conclude(run: Run, tallies: Mapping[Key, Tally], texts: Scale, *, complete: 
         ("seed", run.seed, ""),
     )
     failed = failures_sentence(list(tallies.values()))
-    conclusion = [_sentence(answer, asked), *_by_gap(tallies, answer), *([failed] if failed else [])]
+    conclusion = [_sentence(answer, asked), *_by_gap(tallies, answer), *untried, *([failed] if failed else [])]
+    missing = unanswered(tallies)
+    if missing and answer != "not measured":
+        conclusion.insert(1, f"Without enough answers to say anything about it: {listed(missing)} tokens.")
     return Result(
         "order",
         run.server,
@@ -121,10 +137,24 @@ def leaning(tallies: Mapping[Key, Tally]) -> tuple[int, int]:
     return early, late
 
 
+def unanswered(tallies: Mapping[Key, Tally]) -> list[int]:
+    """Return the lengths at which one of the two questions got no answer at all."""
+    lengths = sorted({length for length, _, _ in tallies})
+    return [
+        length
+        for length in lengths
+        if any(
+            not sum(tally.answered for key, tally in tallies.items() if key[0] == length and key[2] == which)
+            for which in ("first", "last")
+        )
+    ]
+
+
 def verdict(tallies: Mapping[Key, Tally]) -> str:
     """Return what the answers follow.
 
-    `respects order`: at least 90 % of both kinds of question are right. `prefers the last` or `prefers the first`: one
+    `respects order`: at least 90 % of both kinds of question are right. `not complete`: they are, but there is a length
+    without answers. `prefers the last` or `prefers the first`: one
     statement is given in most answers, whatever was asked, and that is no chance. `does not recall`: most answers are
     neither of the two. `ignores order`: both are given, without regard to the question; `partly` is what remains.
     """
@@ -132,7 +162,7 @@ def verdict(tallies: Mapping[Key, Tally]) -> str:
     if not first.of or not last.of:
         return "not measured"
     if first.hits >= ENOUGH * first.of and last.hits >= ENOUGH * last.of:
-        return "respects order"
+        return "not complete" if unanswered(tallies) else "respects order"
     early, late = leaning(tallies)
     given = first.hits + last.hits + early + late
     if 2 * given < first.of + last.of:
@@ -171,6 +201,8 @@ def _sentence(answer: str, asked: Mapping[str, Share]) -> str:
     return {
         "not measured": "Too few questions were answered: whether the order counts is not known.",
         "respects order": f"The answers respect the order of two contradicting statements; {shown}.",
+        "not complete": f"The answers respect the order of two contradicting statements at every length that was "
+        f"answered; {shown}.",
         "prefers the last": f"The model fails: it gives the last statement whatever is asked; {shown}.",
         "prefers the first": f"The model fails: it gives the first statement whatever is asked; {shown}.",
         "does not recall": f"The model fails: most of its answers are neither of the two statements; {shown}. "

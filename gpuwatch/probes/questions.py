@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from gpuwatch.probes.client import ProbeError
+from gpuwatch.probes.limits import read_pool
 from gpuwatch.probes.statistics import Share
 
 if TYPE_CHECKING:
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
 
     from gpuwatch.probes.client import Reply
     from gpuwatch.probes.haystack import Question
+    from gpuwatch.probes.limits import Pool
     from gpuwatch.probes.run import Run
     from gpuwatch.probes.scoring import Outcome
 
 ANSWER_TOKENS = 48
 """Tokens of an answer: a number of 20 digits, one token each, and a few words."""
 SHORTEST = 1024
+ASSUMED_LIMIT = 8192
+"""Tokens of the longest request where the server does not say it."""
 SPARE = 0.03
 """Share of the longest request that is kept free: a text's tokens are known only once the server has counted them."""
 CALIBRATION = (8, 72)
@@ -58,7 +62,9 @@ def scale(run: Run, make: Callable[[int], str]) -> Scale:
     """
     usual = _USUAL_WORDS * run.vocabulary.tokens_per_word
     few, many = CALIBRATION
-    many = max(few + 4, min(many, math.floor((run.server.max_model_len or 8192) / 2 / usual)))
+    pool, longest = read_pool(run.metrics(), run.server.engine), run.server.max_model_len or ASSUMED_LIMIT
+    longest = longest if pool is None else min(longest, pool.usable)
+    many = max(few + 4, min(many, math.floor(longest / 2 / usual)))
     replies = [run.ask(make(sentences), 1) for sentences in (few, many)]
     short, long = (reply.prompt_tokens for reply in replies)
     if short is not None and long is not None and long > short:
@@ -69,28 +75,66 @@ def scale(run: Run, make: Callable[[int], str]) -> Scale:
     return Scale(usual, 60.0, counted=False)
 
 
-def usable_lengths(wanted: Sequence[int], limit: int | None, answer: int = ANSWER_TOKENS) -> tuple[int, ...]:
-    """Return the prompt lengths to try, in tokens: `wanted`, or doubling from 1,024 up to the server's limit.
+def usable_lengths(
+    wanted: Sequence[int], limit: int | None, pool: Pool | None = None, answer: int = ANSWER_TOKENS
+) -> tuple[int, ...]:
+    """Return the prompt lengths to try, in tokens: `wanted`, or doubling from 1,024 up to what the server can serve.
 
     Args:
         wanted: Lengths that the user named; empty: none.
         limit: Tokens of the longest request, prompt and answer; None: the server does not say, 8,192 is assumed.
+        pool: The KV pool; a request that is longer than it waits for ever. None: not known.
         answer: Tokens that the answer needs.
 
     Raises:
         ProbeError: none of the lengths fits.
     """
-    most = math.floor((limit or 8192) * (1 - SPARE)) - answer
+    most = math.floor((limit or ASSUMED_LIMIT) * (1 - SPARE)) - answer
+    room = _room(pool, answer)
+    if room is not None and room < 1:
+        raise ProbeError(f"the KV pool has room for {pool.usable if pool else 0:,} tokens: too few for a question")
     if wanted:
         fitting = tuple(sorted({length for length in wanted if limit is None or length <= limit - answer}))
         if not fitting:
             raise ProbeError(f"--lengths: the server takes {limit:,} tokens with the answer; allowed: up to {most:,}")
-        return fitting
+        if room is not None and fitting[0] > room:
+            assert pool is not None
+            raise ProbeError(f"--lengths: the KV pool has room for {pool.usable:,} tokens; allowed: up to {room:,}")
+        return tuple(length for length in fitting if room is None or length <= room)
+    most = most if room is None else min(most, room)
     lengths, length = [], SHORTEST
     while length < most:
         lengths.append(length)
         length *= 2
     return (*lengths, most) if most >= 1 else ()
+
+
+def _room(pool: Pool | None, answer: int) -> int | None:
+    """Return the longest prompt that fits into the pool with its answer; its tokens are known only roughly."""
+    return None if pool is None else math.floor(pool.usable * (1 - SPARE)) - answer
+
+
+def left_out(wanted: Sequence[int], limit: int | None, pool: Pool | None, tried: Sequence[int]) -> tuple[str, ...]:
+    """Return a sentence each about lengths that were not tried: the server takes less, or its pool has no room."""
+    over = [length for length in sorted(set(wanted)) if limit is not None and length > limit - ANSWER_TOKENS]
+    said = []
+    if over:
+        said.append(f"Left out, because the server takes less: {listed(over)}.")
+    room = _room(pool, ANSWER_TOKENS)
+    if pool is None or room is None:
+        return tuple(said)
+    most = math.floor((limit or ASSUMED_LIMIT) * (1 - SPARE)) - ANSWER_TOKENS
+    asked = sorted({*wanted} - {*over}) if wanted else [most]
+    beyond = [length for length in asked if length > room and length not in tried]
+    if beyond:
+        which = listed(beyond) if wanted else f"everything from {room + 1:,} to {most:,}"
+        said.append(f"Left out, because the KV pool has room for {pool.usable:,} tokens only: {which}.")
+    return tuple(said)
+
+
+def listed(lengths: Sequence[int]) -> str:
+    """Return lengths as text."""
+    return ", ".join(f"{length:,}" for length in lengths)
 
 
 @dataclass(slots=True)

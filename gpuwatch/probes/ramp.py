@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
+from gpuwatch.probes.client import ProbeError
 from gpuwatch.probes.limits import read_pool
+from gpuwatch.probes.ramp_verdict import advice, conclusion, expected, findings
 from gpuwatch.probes.result import Result
 from gpuwatch.probes.wave import DANGEROUS, MOST_HELD, wave
 
@@ -53,7 +54,7 @@ class RampOptions:
 
 
 @dataclass(slots=True)
-class _Search:
+class Search:
     """The search at one concurrency: the longest length that went well, and the shortest that did not."""
 
     concurrency: int
@@ -65,11 +66,31 @@ class _Search:
 
     @property
     def carried(self) -> int:
+        """The longest prompt that went well, 0 where none did."""
         return self.good.prompt_tokens if self.good is not None else 0
+
+    @property
+    def sequences(self) -> Point | None:
+        """The longest wave in which the server ran fewer requests at once than it was sent, with room in the pool."""
+        found = [point for point in self.points if point.outcome == "sequences"]
+        return max(found, key=lambda point: point.prompt_tokens, default=None)
+
+    @property
+    def measured(self) -> bool:
+        """Whether at least one request was answered."""
+        return any(point.ttft is not None for point in self.points)
+
+    def limited_to(self, running: float | None) -> bool:
+        """Return whether a wave with room in the pool had no more requests running: then the pool is not the limit."""
+        return running is not None and any(
+            point.outcome == "sequences" and point.running == running for point in self.points
+        )
 
 
 @dataclass(slots=True)
-class _Ramp:
+class Ramp:
+    """The whole probe: a search at each concurrency."""
+
     run: Run
     options: RampOptions
     pool: Pool | None
@@ -77,12 +98,12 @@ class _Ramp:
     stopped: str = ""
     waves: int = 0
 
-    def search(self) -> list[_Search]:
+    def search(self) -> list[Search]:
         """Search at each concurrency until something forbids to go on."""
-        searches: list[_Search] = []
+        searches: list[Search] = []
         for concurrency in self.options.concurrencies:
             cap, why = self._cap(concurrency)
-            search = _Search(concurrency, cap, why)
+            search = Search(concurrency, cap, why)
             searches.append(search)
             self._double(search)
             if search.bad is not None and search.bad.broken and not self._must_stop(search.bad):
@@ -111,7 +132,7 @@ class _Ramp:
         length, why = min(caps)
         return max(1, length), why
 
-    def _double(self, search: _Search) -> None:
+    def _double(self, search: Search) -> None:
         length = min(self.options.first, search.cap)
         while True:
             point = self._measure(search, length)
@@ -124,7 +145,7 @@ class _Ramp:
                 return
             length = min(length * 2, search.cap)
 
-    def _bisect(self, search: _Search) -> None:
+    def _bisect(self, search: Search) -> None:
         assert search.bad is not None
         low, high = search.carried, search.bad.prompt_tokens
         step = self.resolution(search.cap)
@@ -146,7 +167,7 @@ class _Ramp:
         block = self.pool.block if self.pool is not None else 1
         return self.options.resolution or max(block, cap // 32, 16)
 
-    def _measure(self, search: _Search, length: int) -> Point:
+    def _measure(self, search: Search, length: int) -> Point:
         """Measure one length; of several waves the one with the median time to first token, unless one breaks."""
         points = []
         for _ in range(self.options.repeats):
@@ -163,6 +184,8 @@ class _Ramp:
         if len(points) > 1 and not point.broken:
             timed = sorted((each for each in points if each.ttft is not None), key=lambda each: each.ttft or 0.0)
             point = timed[len(timed) // 2] if timed else point
+        if point.outcome == "queued" and search.limited_to(point.running):
+            point = replace(point, outcome="sequences", detail=f"no more than {point.running:.0f} ever ran")
         search.points.append(point)
         return point
 
@@ -182,7 +205,7 @@ class _Ramp:
             self.stopped = f"the server failed ({point.detail}); nothing more is sent, so that it survives"
         return bool(self.stopped)
 
-    def _near_the_edge(self, search: _Search) -> bool:
+    def _near_the_edge(self, search: Search) -> bool:
         """Return whether twice the length would leave too little GPU memory, judged by the last two steps."""
         seen = [point for point in search.points if point.gpu_bytes is not None and point.gpu_size is not None]
         if len(seen) < 2 or self.options.to_the_end:
@@ -205,8 +228,9 @@ class _Ramp:
 def probe(run: Run, options: RampOptions) -> Result:
     """Find how long prompts may be at each concurrency, and measure the way there."""
     pool = read_pool(run.metrics(), run.server.engine)
+    _check_room(run, options, pool)
     gpus = run.gpu_memory()
-    ramp = _Ramp(run, options, pool, max((used for used, _ in gpus.values()), default=None))
+    ramp = Ramp(run, options, pool, max((used for used, _ in gpus.values()), default=None))
     run.report(0, ramp.expected_waves(), "warm-up")
     run.ask(run.vocabulary.prompt(64, f"warm-up {run.started}"), 4, ignore_eos=True)
     searches = ramp.search()
@@ -219,174 +243,40 @@ def probe(run: Run, options: RampOptions) -> Result:
         stopped_because=ramp.stopped,
         facts=tuple(_facts(ramp, searches)),
         rows=tuple(point.row(ramp.gpu_before) for point in points),
-        findings=findings(run, pool),
-        conclusion=tuple(_conclusion(ramp, searches)),
-        advice=tuple(_advice(ramp, searches)),
+        findings=findings(run, pool, max((p.prompt_tokens + options.output for p in points if p.begun), default=0)),
+        conclusion=tuple(conclusion(ramp, searches)),
+        advice=tuple(advice(ramp, searches)),
     )
 
 
-def _facts(ramp: _Ramp, searches: list[_Search]) -> Iterator[Figure]:
+def _check_room(run: Run, options: RampOptions, pool: Pool | None) -> None:
+    """Refuse an answer that leaves no room for a prompt.
+
+    Raises:
+        ProbeError: it is too long.
+    """
+    limit = run.server.max_model_len
+    for most, who in ((limit, "the server takes"), (pool.usable if pool is not None else None, "the KV pool holds")):
+        if most is not None and options.output >= most and not (who != "the server takes" and options.to_the_end):
+            raise ProbeError(f"--max-tokens {options.output:,}: {who} {most:,} tokens with the prompt")
+
+
+def _facts(ramp: Ramp, searches: list[Search]) -> Iterator[Figure]:
     server, pool = ramp.run.server, ramp.pool
     yield "output_tokens", ramp.options.output, "tokens"
     yield "max_model_len", server.max_model_len, "tokens"
     yield "kv_pool_tokens", pool.tokens if pool else None, "tokens"
+    yield "answered", any(search.measured for search in searches), ""
     yield "kv_block_tokens", pool.block if pool else None, "tokens"
     yield "ledger_kv_pool_tokens", ramp.options.ledger_tokens, "tokens"
     for search in searches:
         at = f"at_{search.concurrency}"
-        yield f"carried_{at}", search.carried or None, "tokens"
+        yield f"carried_{at}", (search.carried or None) if search.sequences is None else None, "tokens"
         broke = search.bad if search.bad is not None and search.bad.broken else None
         yield f"broke_{at}", broke.prompt_tokens if broke else None, "tokens"
         yield f"broke_how_{at}", broke.outcome if broke else None, ""
-        yield f"expected_{at}", expected(ramp, search.concurrency), "tokens"
+        due = expected(ramp, search.concurrency) if search.sequences is None else None
+        yield f"expected_{at}", due, "tokens"
         yield f"resolution_{at}", ramp.resolution(search.cap), "tokens"
     rates = [point.output_rate for search in searches for point in search.points if point.output_rate is not None]
     yield "output_tokens_per_s_median", median(rates) if rates else None, "tokens/s"
-
-
-def expected(ramp: _Ramp, concurrency: int) -> int | None:
-    """Return the longest prompt that should go well by the server's own figures: its pool and its context."""
-    limits = []
-    if ramp.pool is not None:
-        limits.append(ramp.pool.each(concurrency))
-    if ramp.run.server.max_model_len is not None:
-        limits.append(ramp.run.server.max_model_len)
-    return max(0, min(limits) - ramp.options.output) if limits else None
-
-
-_HOW = {
-    "queued": "the requests no longer fit into the KV pool at the same time",
-    "preempted": "requests were thrown out of the KV pool and computed again",
-    "refused": "the server refuses it",
-    "timeout": "no answer came in time",
-    "failed": "the server failed",
-    "lost": "the connection was lost",
-}
-_CAPS = {
-    "context": "the longest that leaves room for the answer",
-    "pool": "longer ones can never fit into the KV pool, and were not sent",
-    "asked": "the longest that was asked for",
-    "memory": "longer ones would fill the GPU, and were not sent",
-}
-
-
-def _conclusion(ramp: _Ramp, searches: list[_Search]) -> Iterator[str]:
-    for search in searches:
-        who = "One request" if search.concurrency == 1 else f"{search.concurrency} requests at once"
-        if search.bad is not None and search.bad.broken:
-            how = _HOW[search.bad.outcome]
-            detail = f" ({search.bad.detail})" if search.bad.detail and search.bad.outcome != "queued" else ""
-            carried = f"up to {search.carried:,} tokens go well" if search.carried else "no tried length went well"
-            yield f"{who}: {carried}; at {search.bad.prompt_tokens:,} {how}{detail}."
-        elif search.carried:
-            end = f": {_CAPS[search.why_cap]}" if search.carried >= search.cap or search.why_cap == "memory" else ""
-            yield f"{who}: every length up to {search.carried:,} tokens goes well{end}."
-        yield from _compared(ramp, search)
-        if any(point.outcome == "sequences" for point in search.points):
-            yield (
-                f"{who}: they did not all run at the same time although the pool had room, so the number of sequences "
-                "is limited by the server (--max-num-seqs, --max-running-requests)."
-            )
-    told = ramp.options.ledger_tokens
-    if told is not None and ramp.pool is not None:
-        yield (
-            f"The memory ledger expects a KV pool of {told:,.0f} tokens from model, flags and GPU; the server has "
-            f"{ramp.pool.tokens:,} ({100 * (ramp.pool.tokens / told - 1):+.0f} %)."
-        )
-    if not ramp.run.server.has_metrics:
-        yield "Without a metrics page preemptions cannot be seen: the true limit may be lower."
-    yield from _speed(searches)
-
-
-def _compared(ramp: _Ramp, search: _Search) -> Iterator[str]:
-    due = expected(ramp, search.concurrency)
-    if due is None or search.bad is None or search.bad.outcome not in ("queued", "preempted", "refused"):
-        return
-    step = ramp.resolution(search.cap)
-    held = search.good.held_tokens if search.good is not None else None
-    carried = search.carried if held is None else max(search.carried, held - ramp.options.output)
-    away = due - carried
-    if -step <= away <= step:
-        yield f"That is what the server's figures give: {due:,} tokens, within one step of {step:,}."
-    else:
-        word = "earlier" if away > 0 else "later"
-        yield f"The server's figures give {due:,} tokens: it broke {abs(away):,} tokens {word} than that."
-
-
-def _speed(searches: list[_Search]) -> Iterator[str]:
-    """Say how the time to first token grows from the shortest to the longest prompt of one request."""
-    for search in searches:
-        good = [point for point in search.points if point.outcome == "ok" and point.ttft and point.prefill_rate]
-        good.sort(key=lambda point: point.prompt_tokens)
-        if search.concurrency != 1 or len(good) < 2:
-            continue
-        first, last = good[0], good[-1]
-        yield (
-            f"Time to first token grows from {first.ttft:.3g} s at {first.prompt_tokens:,} tokens to {last.ttft:.3g} s "
-            f"at {last.prompt_tokens:,}; prefill goes from {first.prefill_rate:,.0f} to {last.prefill_rate:,.0f} "
-            "tokens/s."
-        )
-
-
-def _advice(ramp: _Ramp, searches: list[_Search]) -> Iterator[Advice]:
-    sglang = ramp.run.server.engine == "sglang"
-    limit = ramp.run.server.max_model_len
-    for search in searches:
-        bad = search.bad
-        if bad is None or bad.outcome not in ("queued", "preempted") or ramp.pool is None:
-            continue
-        wanted = ramp.pool.demand(limit or search.cap + ramp.options.output)
-        fits = ramp.pool.ranks * (ramp.pool.usable // wanted) if wanted else 0
-        if 1 <= fits < search.concurrency:
-            yield Advice(
-                f"for requests of full length ({wanted:,} tokens): admit as many as the pool of "
-                f"{ramp.pool.tokens:,} tokens holds",
-                "--max-running-requests" if sglang else "--max-num-seqs",
-                None,
-                str(fits),
-            )
-        yield Advice(
-            f"or make the pool larger: {search.concurrency} such requests need {wanted * search.concurrency:,} tokens "
-            "(more memory for it, an 8-bit KV cache, more GPUs)",
-            "--mem-fraction-static" if sglang else "--gpu-memory-utilization",
-        )
-        return
-
-
-def findings(run: Run, pool: Pool | None) -> tuple[Finding, ...]:
-    """Return the finding that one request of full length does not fit into the pool, where that is so."""
-    limit = run.server.max_model_len
-    if pool is None or limit is None or pool.usable >= limit:
-        return ()
-    flag = "--context-length" if run.server.engine == "sglang" else "--max-model-len"
-    page = f"{run.server.url}/metrics"
-    return (
-        Finding(
-            id="max_model_len_exceeds_kv",
-            severity="critical",
-            title="One full-length request does not fit into the KV pool",
-            cause=(
-                f"A request of {limit:,} tokens can never be served: the KV pool has room for {pool.usable:,} tokens. "
-                "It is accepted all the same, and waits or is thrown out again and again."
-            ),
-            confidence=0.95,
-            evidence=(
-                Evidence(
-                    f"the KV pool holds {pool.tokens:,} tokens",
-                    page,
-                    name="gpuwatch_engine_kv_cache_tokens",
-                    value=float(pool.tokens),
-                    unit="tokens",
-                ),
-                Evidence(
-                    f"requests of up to {limit:,} tokens are accepted",
-                    f"{run.server.url}/v1/models",
-                    name="gpuwatch_engine_config_max_model_len_tokens",
-                    value=float(limit),
-                    unit="tokens",
-                ),
-            ),
-            advice=(Advice("accept no more than fits", flag, str(limit), str(pool.usable)),),
-            since=int(run.started * 1000),
-        ),
-    )

@@ -63,6 +63,11 @@ class Point:
         """Whether this load is beyond what the server carries."""
         return self.outcome in BROKEN
 
+    @property
+    def begun(self) -> bool:
+        """Whether the server accepted the requests, whatever came of them."""
+        return self.outcome in ("ok", "sequences", "queued", "preempted", "timeout")
+
     def row(self, gpu_before: float | None) -> dict[str, Value]:
         """Return the point as a row of a result; `gpu_before` are the bytes of the fullest GPU before the probe."""
         step = None if self.gpu_bytes is None or gpu_before is None else self.gpu_bytes - gpu_before

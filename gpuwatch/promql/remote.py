@@ -109,17 +109,19 @@ class RemoteQuerier:
 
     def _ask(self, endpoint: str, form: dict[str, str] | None) -> Any:
         path = f"/api/v1/{endpoint}"
-        where = show_url(self._client.base + path)
         if form is not None:
             form = {**form, "timeout": f"{self._client.timeout:g}s"}
         try:
             reply = self._client.ask(path, form)
         except SourceError as error:
             raise RemoteError(error.reason, str(error)) from None
+        where = show_url(reply.url)
         reason = _REASONS.get(reply.status, Reason.FAILED)
+        if reason is Reason.UNAUTHORIZED:
+            raise RemoteError(reason, f"{where}: HTTP {reply.status} ({_LOGIN})")
         try:
             answer = json.loads(reply.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             kind = reply.kind or "no content type"
             reason = reason if reply.status >= 400 else Reason.NOT_METRICS
             raise RemoteError(reason, f"{where}: HTTP {reply.status} with {kind} instead of JSON") from None
@@ -132,9 +134,12 @@ class RemoteQuerier:
         if answer.get("isPartial") or warnings:
             told = _one_line("; ".join(warnings) or "isPartial")
             raise RemoteError(Reason.FAILED, f"{where}: the answer is not complete: {told}")
-        return answer.get("data")
+        if answer.get("data") is None:
+            raise RemoteError(Reason.NOT_METRICS, f"{where}: the answer has an unexpected shape (no data)")
+        return answer["data"]
 
 
+_LOGIN = f"give user and password_file, or token_file, in [prometheus], or {VARIABLES}_USER and {VARIABLES}_PASSWORD"
 _REASONS = {401: Reason.UNAUTHORIZED, 403: Reason.UNAUTHORIZED, 404: Reason.NOT_FOUND, 504: Reason.TIMEOUT}
 _ERROR_TYPES = {"timeout": Reason.TIMEOUT, "canceled": Reason.TIMEOUT}
 """Prometheus' own error types (``web/api/v1/api.go``) that are no fault of the query."""
@@ -145,10 +150,10 @@ def _reading(base: str) -> Iterator[None]:
     """Turn an answer of unexpected shape into a clear error."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise RemoteError(
-            Reason.NOT_METRICS, f"{base}: the answer has an unexpected shape ({type(error).__name__}: {error})"
-        ) from None
+    except KeyError as error:
+        raise RemoteError(Reason.NOT_METRICS, f"{base}: the answer has an unexpected shape (no {error})") from None
+    except (AttributeError, IndexError, TypeError, ValueError):
+        raise RemoteError(Reason.NOT_METRICS, f"{base}: the answer has an unexpected shape") from None
 
 
 def _seconds(ms: int) -> str:

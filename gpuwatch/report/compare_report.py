@@ -35,9 +35,14 @@ def names_of(runs: Sequence[RunData]) -> list[str]:
     return [chr(ord("A") + index) for index in range(len(runs))]
 
 
-def build(runs: Sequence[RunData], program: str = "") -> Document:
-    """Return the comparison of the runs after the first one with the first one."""
-    pairs = [versus(runs[0], other) for other in runs[1:]]
+def held_against(runs: Sequence[RunData]) -> list[Versus]:
+    """Hold each of the runs after the first one against the first one."""
+    return [versus(runs[0], other) for other in runs[1:]]
+
+
+def build(runs: Sequence[RunData], program: str = "", pairs: Sequence[Versus] = ()) -> Document:
+    """Return the comparison of the runs after the first one with the first one; `pairs` as of `held_against`."""
+    pairs = pairs or held_against(runs)
     names = names_of(runs)
     blocks: list[Block] = []
     for name, pair in zip(names[1:], pairs, strict=True):
@@ -60,9 +65,11 @@ def build(runs: Sequence[RunData], program: str = "") -> Document:
     return Document("gpuwatch compare", listed, tuple(blocks), f"{program}. {FOOT}")
 
 
-def as_json(runs: Sequence[RunData], finding_json: Callable[[Finding], dict[str, Any]]) -> dict[str, Any]:
-    """Return the comparison as JSON has it; `finding_json` writes a finding."""
-    pairs = [versus(runs[0], other) for other in runs[1:]]
+def as_json(
+    runs: Sequence[RunData], finding_json: Callable[[Finding], dict[str, Any]], pairs: Sequence[Versus] = ()
+) -> dict[str, Any]:
+    """Return the comparison as JSON has it; `finding_json` writes a finding, `pairs` are those of `held_against`."""
+    pairs = pairs or held_against(runs)
     names = names_of(runs)
     gains = [scaling(pair) for pair in pairs]
     found = [poor(pair, gain) for pair, gain in zip(pairs, gains, strict=True) if isinstance(gain, Scaling)]
@@ -136,6 +143,18 @@ def _scaling_json(gain: Scaling) -> dict[str, Any]:
         "efficiency": gain.efficiency,
         "basis": gain.basis,
     }
+
+
+def not_compared(pairs: Sequence[Versus]) -> str:
+    """Say in one line that none of the runs can be compared with the first one; empty where one can."""
+    if any(map(_judged, pairs)):
+        return ""
+    names = " and ".join(chr(ord("B") + index) for index in range(len(pairs)))
+    return f"{names} cannot be compared with A: too little work in at least one of them"
+
+
+def _judged(pair: Versus) -> bool:
+    return any(row.verdict in ("better", "worse", "no difference shown") for row in pair.rows if row.name in LEADING)
 
 
 def _verdict(first: str, second: str, pair: Versus) -> list[Block]:
@@ -228,7 +247,7 @@ def _runs(names: Sequence[str], runs: Sequence[RunData]) -> Table:
     for name, run in zip(names, runs, strict=True):
         engines = "; ".join(f"{e.kind} {e.version} {e.model} on {e.title}" for e in run.engines) or "none"
         gpus = f"{len(run.gpus)} x {run.gpus[0].name}" if run.gpus else "none was seen"
-        length = f"{seconds(added_seconds(busy(run)))} of {seconds(run.seconds)}"
+        length = f"{seconds(added_seconds(busy(run)))} of {seconds(run.sampled_seconds)}"
         rows.append((name, run.name, run.host, engines, gpus, length, run.note or run.cut))
     return Table(("", "recording", "machine", "engine", "GPUs", "had work", "note"), tuple(rows))
 

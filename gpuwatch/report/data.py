@@ -133,7 +133,10 @@ class GpuRun:
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """A recording as the report needs it. `cut` says why it ends early; `problems` are rules that failed."""
+    """A recording as the report needs it. `cut` says why it ends early; `problems` are rules that failed and holes.
+
+    `unsampled` are the seconds between the first and the last tick in which nothing was recorded.
+    """
 
     name: str
     host: str
@@ -153,11 +156,17 @@ class RunData:
     silent: tuple[Setting, ...] = ()
     """Sources that did not answer at the end or never: (source, reason and detail)."""
     problems: tuple[str, ...] = ()
+    unsampled: float = 0.0
 
     @property
     def seconds(self) -> float:
         """The time from the first to the last tick in seconds."""
         return (self.ended - self.started) / 1000
+
+    @property
+    def sampled_seconds(self) -> float:
+        """The seconds of the run that are known, without its holes."""
+        return self.seconds - self.unsampled
 
     def times_of(self, finding: Finding) -> tuple[tuple[int, int | None], ...]:
         """Return when a finding was there."""

@@ -81,13 +81,16 @@ def rate(window: Window, counter: str, seconds: float | None = None) -> float | 
 
 
 def for_plot(windows: Sequence[Window], shortest: float = SHORTEST_POINT) -> tuple[Window, ...]:
-    """Return windows joined to the points of a plot, each at least `shortest` seconds long."""
+    """Return windows joined to the points of a plot, each `shortest` seconds long, or as long as there is no gap."""
     if not windows:
         return ()
     length = max(shortest, (windows[-1].end - windows[0].start) / 1000 / PLOTTED)
     points: list[Window] = []
     group: list[Window] = []
     for window in windows:
+        if group and window.start > group[-1].end:
+            points += [joined for joined in (merged(group),) if joined is not None]
+            group = []
         group.append(window)
         if (window.end - group[0].start) / 1000 >= 0.95 * length:
             points += [joined for joined in (merged(group),) if joined is not None]

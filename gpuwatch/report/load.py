@@ -48,7 +48,7 @@ def _engine(run: RunData, engine: EngineRun) -> list[Block]:
     if whole is None:
         return [*found, Text("The engine had nothing to do, or its page holds no figures of requests.", "quiet")]
     length = added_seconds(busy)
-    found.append(_totals(whole, length, run.seconds, engine))
+    found.append(_totals(whole, length, run.sampled_seconds, engine))
     found += _courses(run, engine)
     found += _by_concurrency(busy, name)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,14 +73,44 @@ def advice(probes: tuple[ProbeData, ...]) -> list[str]:
     """Return what the probes say should change."""
     found = []
     for probe in probes:
-        for item in _list(probe.data, "advice"):
-            if isinstance(item, dict):
-                flag, text = str(item.get("flag") or ""), str(item.get("text") or "")
-                change = f"{flag} {item.get('from') or ''} → {item.get('to')}: " if flag and item.get("to") else ""
-                found.append(f"{change}{text} (probe {probe.name})".replace("  ", " "))
-            elif isinstance(item, str):
-                found.append(f"{item} (probe {probe.name})")
+        own = [item["advice"] for item in _list(probe.data, "findings") if isinstance(item, dict) and "advice" in item]
+        told: dict[str, None] = {}
+        for items in (*own, _list(probe.data, "advice")):
+            texts = [text for text in map(_advice, items if isinstance(items, list) else ()) if text]
+            told |= dict.fromkeys(text for text in texts if text not in told)
+        found += [f"{text} (probe {probe.name})" for text in _alternatives(list(told))]
     return found
+
+
+def _advice(item: Any) -> str:
+    """Return one advice as a line: the flag with its values first, then the words."""
+    if isinstance(item, str):
+        return item
+    if not isinstance(item, dict) or not item.get("text"):
+        return ""
+    flag, text = str(item.get("flag") or ""), str(item["text"])
+    if not flag:
+        return text
+    now, to = (str(item.get(key) or "") for key in ("from", "to"))
+    return f"{' '.join(part for part in (flag, now, f'→ {to}' if to else '') if part)}: {text}"
+
+
+def _alternatives(texts: list[str]) -> list[str]:
+    """Return texts whose first one is no alternative to another one."""
+    if texts and re.match(r"(--\S+[^:]*: )?or ", texts[0]):
+        return [re.sub(r"^(--\S+[^:]*: )?or ", r"\1", texts[0]), *texts[1:]]
+    return texts
+
+
+def weighty(probes: tuple[ProbeData, ...]) -> list[tuple[str, str, str, str]]:
+    """Return the warnings and critical findings of the probes, each once: severity, id, title, name of the probe."""
+    found: dict[str, tuple[str, str, str, str]] = {}
+    for probe in probes:
+        for item in _list(probe.data, "findings"):
+            if isinstance(item, dict) and item.get("severity") in ("warning", "critical"):
+                name = str(item.get("id"))
+                found.setdefault(name, (str(item["severity"]), name, str(item.get("title", "")), probe.name))
+    return list(found.values())
 
 
 def _probe(probe: ProbeData) -> list[Any]:

@@ -27,6 +27,7 @@ def as_json(run: RunData, finding_json: Callable[[Finding], dict[str, Any]]) -> 
             "host": run.host,
             "started": run.started,
             "seconds": run.seconds,
+            "unsampled_seconds": run.unsampled,
             "ticks": run.ticks,
             "program": run.program,
             "note": run.note,

@@ -23,7 +23,7 @@ FOOT = "Prompts, completions, keys and tokens are in no recording and in no repo
 
 def build(run: RunData, results: tuple[ProbeData, ...] = (), program: str = "") -> Document:
     """Return the report of `run` with the results of probes; `program` made it."""
-    blocks: list[Block] = [verdict(run), *_shortcomings(run)]
+    blocks: list[Block] = [verdict(run, results), *_shortcomings(run)]
     changes = _changes(run, results)
     if changes:
         blocks += [Heading("What to change next"), Items(tuple(changes), ordered=True)]
@@ -47,12 +47,15 @@ def build(run: RunData, results: tuple[ProbeData, ...] = (), program: str = "") 
     )
 
 
-def verdict(run: RunData) -> Text:
-    """Return the one sentence that somebody reads who reads only one."""
-    if not run.engines and not run.gpus and not run.findings:
+def verdict(run: RunData, results: tuple[ProbeData, ...] = ()) -> Text:
+    """Return the one sentence that somebody reads who reads only one; findings of probes count."""
+    known_ids = {finding.id for finding in run.findings}
+    tested = [item for item in probes.weighty(results) if item[1] not in known_ids]
+    if not run.engines and not run.gpus and not run.findings and not tested:
         return Text("Nothing was judged: no engine and no GPU answered during this run.", "warning")
     worst = max((SEVERITY_ORDER[finding.severity] for finding in run.findings), default=-1)
-    if worst <= 0:
+    most = max((SEVERITY_ORDER[severity] for severity, *_ in tested), default=-1)
+    if worst <= 0 and most <= 0:
         known = f" {len(run.findings)} worth knowing." if run.findings else ""
         seen = " and ".join(
             part
@@ -62,10 +65,13 @@ def verdict(run: RunData) -> Text:
             )
             if part
         )
-        return Text(f"Nothing wrong was found in {seconds(run.seconds)} with {seen}.{known}", "good")
-    first = next(finding for finding in run.findings if SEVERITY_ORDER[finding.severity] == worst)
-    more = sum(SEVERITY_ORDER[finding.severity] >= 1 for finding in run.findings) - 1
+        return Text(f"Nothing wrong was found in {seconds(run.sampled_seconds)} with {seen}.{known}", "good")
+    more = sum(SEVERITY_ORDER[finding.severity] >= 1 for finding in run.findings) + len(tested) - 1
     rest = f" {more} more finding{'s' if more > 1 else ''} of weight." if more else ""
+    if most > worst:
+        severity, name, title, probe = next(item for item in tested if SEVERITY_ORDER[item[0]] == most)
+        return Text(f"{severity.capitalize()}: {name}, found by probe {probe}. {title}.{rest}", severity)
+    first = next(finding for finding in run.findings if SEVERITY_ORDER[finding.severity] == worst)
     return Text(f"{first.severity.capitalize()}: {first.id}, {when(run, first)}. {first.title}.{rest}", first.severity)
 
 

@@ -27,6 +27,8 @@ LOAD_DIFFERS = 0.1
 """Loads whose mean request length differs by more than this part are different loads."""
 CONCURRENCY_DIFFERS = 0.15
 """Loads whose mean concurrency differs by more than this part are different loads."""
+FEWEST_WITHOUT_SCATTER = 20
+"""From so many independent blocks of windows on, windows that are all alike show that nothing scatters."""
 FEWEST_OBSERVED = 20
 """A quantile of fewer observations than this in either run is not compared."""
 
@@ -85,10 +87,13 @@ def versus(first: RunData, second: RunData) -> Versus:
     """Hold `second` against `first`."""
     ours, theirs = busy(first), busy(second)
     load = tuple(_row(measure, ours, theirs) for measure in LOAD)
+    rows = [_row(measure, ours, theirs) for measure in MEASURES]
+    if _other_loads(load):
+        rows = [_with_scatter(row) for row in rows]
     return Versus(
         first,
         second,
-        _judged([_row(measure, ours, theirs) for measure in MEASURES]),
+        _judged(rows),
         _by_level(ours, theirs),
         load,
         _cautions(ours, theirs, load),
@@ -194,9 +199,8 @@ def _by_level(ours: Sequence[Window], theirs: Sequence[Window]) -> tuple[LevelRo
     return tuple(found)
 
 
-def _cautions(ours: Sequence[Window], theirs: Sequence[Window], load: Sequence[Row]) -> tuple[str, ...]:
-    if not ours or not theirs:
-        return ("In at least one run no engine had work: there is nothing to compare.",)
+def _other_loads(load: Sequence[Row]) -> list[tuple[str, float, float]]:
+    """Return what of the load differs, with the values of both runs."""
     found = []
     by_name = {row.name: row for row in load}
     for name, limit in (
@@ -204,12 +208,31 @@ def _cautions(ours: Sequence[Window], theirs: Sequence[Window], load: Sequence[R
         ("mean output length", LOAD_DIFFERS),
         ("requests running", CONCURRENCY_DIFFERS),
     ):
-        values = [value_of(by_name[name], which) for which in (0, 1)]
-        if values[0] and values[1] and abs(values[1] / values[0] - 1) > limit:
-            found.append(
-                f"The loads differ: {name} {values[0]:,.4g} against {values[1]:,.4g}. A difference of the figures may "
-                "be that of the loads; compare at equal concurrency, or repeat with the same load."
-            )
+        one, other = (value_of(by_name[name], which) for which in (0, 1))
+        if one and other and abs(other / one - 1) > limit:
+            found.append((name, one, other))
+    return found
+
+
+def _with_scatter(row: Row) -> Row:
+    """Return a row without the interval of a few windows that are all alike: it says that the loads were steady."""
+    known = row.comparison
+    if known is None or row.first is None or row.second is None or known.low is None or known.low != known.high:
+        return row
+    if min(row.first.freedom, row.second.freedom) >= FEWEST_WITHOUT_SCATTER:
+        return row
+    return replace(row, comparison=replace(known, low=None, high=None, p=None))
+
+
+def _cautions(ours: Sequence[Window], theirs: Sequence[Window], load: Sequence[Row]) -> tuple[str, ...]:
+    if not ours or not theirs:
+        return ("In at least one run no engine had work: there is nothing to compare.",)
+    found = [
+        f"The loads differ: {name} {one:,.4g} against {other:,.4g}. A difference of the figures may be that of the "
+        "loads; compare at equal concurrency, or repeat with the same load."
+        for name, one, other in _other_loads(load)
+    ]
+    by_name = {row.name: row for row in load}
     waiting = [value_of(by_name["requests waiting"], which) for which in (0, 1)]
     if all(value is not None and value < 0.5 for value in waiting):
         found.append(

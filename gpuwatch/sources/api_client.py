@@ -36,11 +36,12 @@ urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What an API answered, whatever its status."""
+    """What an API answered, whatever its status. `url` is the address that did, after redirects."""
 
     status: int
     kind: str
     body: bytes
+    url: str
 
 
 def login(config: EndpointConfig, variables: str) -> Callable[[], dict[str, str]]:
@@ -232,7 +233,7 @@ class ApiClient:
             SourceError: Nothing answered, not in time, too much, a redirect that loses what was sent, or a secret that
                 cannot be read.
         """
-        url = self.base + path
+        at = url = self.base + path
         method = "GET" if form is None and json is None else "POST"
         self._deadline.start(self.timeout)
         parts, size = [], 0
@@ -249,11 +250,12 @@ class ApiClient:
                 stream=True,
                 verify=self._session.verify,  # else REQUESTS_CA_BUNDLE would count more than a named file
             ) as response:
+                at = response.url
                 for part in response.iter_content(65_536):
                     size += len(part)
                     if size > MOST_BYTES:
                         raise SourceError(
-                            Reason.TOO_LARGE, f"{show_url(url)}: the answer is over {show_size(MOST_BYTES)}"
+                            Reason.TOO_LARGE, f"{show_url(at)}: the answer is over {show_size(MOST_BYTES)}"
                         )
                     parts.append(part)
             if self._deadline.expired:  # the end of file may be ours
@@ -263,10 +265,11 @@ class ApiClient:
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             self._deadline.release()
             cause = TimeoutError() if self._deadline.expired else error
-            raise explain_failure(cause, url, self.timeout) from None
+            asked = getattr(error, "request", None)
+            raise explain_failure(cause, getattr(asked, "url", None) or at, self.timeout) from None
         finally:
             self._deadline.stop()
-        return Reply(response.status_code, response.headers.get("Content-Type", ""), b"".join(parts))
+        return Reply(response.status_code, response.headers.get("Content-Type", ""), b"".join(parts), at)
 
     def close(self) -> None:
         """End a request in progress and close the connections."""

@@ -1,7 +1,8 @@
 """Regular expressions that mean the same in RE2 (Prometheus) and in Python.
 
 Prometheus matches whole values with RE2. Python's `re` knows constructs that RE2 refuses, and the other way round.
-What only one of the two understands, or both understand differently, is refused. Syntax of RE2:
+What only one of the two understands, or both understand differently, is refused, and so is what RE2 matches at once
+and Python in hours. Syntax of RE2:
 https://github.com/google/re2/wiki/Syntax.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+
+from gpuwatch.store.backtracking import TooComplexError, endless
 
 _ESCAPES = frozenset("abfnrtv" + "dDsSwW" + "bBA" + "x")
 _GROUP = re.compile(r"\(\?(?::|P<[A-Za-z_][A-Za-z0-9_]*>|(?P<on>[ims]+):|(?P<flags>[ims]+)\))")
@@ -26,6 +29,7 @@ _POSIX = {
     "xdigit": "0-9A-Fa-f",
 }
 _MOST_REPEATS = 1000
+_UNBOUNDED = re.compile(r"[*+{]")
 
 
 class RegexError(ValueError):
@@ -39,13 +43,19 @@ def compile_regex(pattern: str) -> re.Pattern[str]:
     Character classes such as ``\d`` are ASCII only and ``.`` matches a line break, as in Prometheus 3.
 
     Raises:
-        RegexError: RE2 would refuse the pattern, or Python cannot express it.
+        RegexError: RE2 would refuse the pattern, or Python cannot express it or would take hours to match it.
     """
     translated = _Translator(pattern).run()
     try:
-        return re.compile(translated, re.DOTALL | re.ASCII)
+        compiled = re.compile(translated, re.DOTALL | re.ASCII)
+        slow = endless(translated) if _UNBOUNDED.search(translated) else ""
     except (re.error, OverflowError) as error:
         raise RegexError(f"regular expression {pattern!r}: {error}") from None
+    except (TooComplexError, RecursionError):
+        raise RegexError(f"regular expression {pattern!r}: it is too large or too deeply nested") from None
+    if slow:
+        raise RegexError(f"regular expression {pattern!r}: {slow}")
+    return compiled
 
 
 class _Translator:

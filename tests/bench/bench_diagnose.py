@@ -5,18 +5,15 @@ python tests/bench/bench_diagnose.py [MEGABYTES]
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
-from rig import GPUWATCH, environment  # noqa: E402  # the folder is put on the path just above
+from rig import GPUWATCH, finished  # noqa: E402  # the folder is put on the path just above
 from table import Row, print_table  # noqa: E402
 
 FIXTURE = HERE.parent / "fixtures" / "logs" / "vllm_0_31_0_killed.log"
@@ -36,8 +33,9 @@ def rows(quick: bool) -> list[Row]:
 
 def _large(path: Path) -> list[Row]:
     megabytes = path.stat().st_size / 1e6
-    grep = min(_run([*GREP, str(path)])[0] for _ in range(3))
-    seconds, memory = min(_run([*GPUWATCH, "diagnose", str(path)]) for _ in range(2))
+    grep = min(finished([*GREP, str(path)]).seconds for _ in range(3))
+    runs = [finished([*GPUWATCH, "diagnose", str(path)]) for _ in range(2)]
+    seconds, memory = min(run.seconds for run in runs), max(run.memory for run in runs)
     what = f"diagnose {megabytes:,.0f} MB of log"
     against = f"grep {grep:.2f} s"
     speed = megabytes / seconds
@@ -49,17 +47,8 @@ def _large(path: Path) -> list[Row]:
 
 
 def _small(path: Path) -> list[Row]:
-    seconds = min(_run([*GPUWATCH, "diagnose", str(path)])[0] for _ in range(5))
+    seconds = min(finished([*GPUWATCH, "diagnose", str(path)]).seconds for _ in range(5))
     return [Row(f"diagnose {SMALL} MB with start-up", f"{seconds:.2f} s", "", None, seconds, 0.5, "s")]
-
-
-def _run(command: list[str]) -> tuple[float, float]:
-    """Return wall seconds and the highest resident memory in MiB of a program, the file being in cache."""
-    begun = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()) as process:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return time.monotonic() - begun, usage.ru_maxrss / 1024
 
 
 def write(path: Path, megabytes: int) -> None:

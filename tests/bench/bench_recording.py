@@ -10,9 +10,7 @@ temperatures and shares that move as noisily as those of a card at work.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
-from rig import GPUWATCH, environment  # noqa: E402  # the folders are put on the path just above
+from rig import GPUWATCH, finished  # noqa: E402  # the folders are put on the path just above
 from table import Row, print_table  # noqa: E402
 
 from gpuwatch.alerts.rulefile import load, shipped_paths  # noqa: E402
@@ -76,13 +74,9 @@ def rows(quick: bool) -> list[Row]:
 
 def run(*arguments: str) -> tuple[float, float, float]:
     """Return wall seconds, processor seconds and the highest resident memory in MiB of a command of gpuwatch."""
-    command = [*GPUWATCH, *arguments]
-    begun = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()) as process:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return time.monotonic() - begun, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+    done = finished([*GPUWATCH, *arguments])
+    assert done.code == 0
+    return done.seconds, done.cpu, done.memory
 
 
 class Timed(Writer):

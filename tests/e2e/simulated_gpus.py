@@ -18,6 +18,8 @@ PEAK = 1.4
 """GiB that a prompt takes beside the pool."""
 
 
+STILL_SECONDS = 2.0
+"""Without a token for so long while requests run, the ranks wait for one that does not come."""
 THROTTLE_FIELDS = {"power": "f74", "thermal": "f75", "board_limit": "f77", "hw_thermal": "f270"}
 """Field of the nanoseconds spent with lowered clocks, by reason (driver 580.82 and newer)."""
 
@@ -86,6 +88,7 @@ class SimulatedGpus:
 
     def _run(self) -> None:
         prompt_before = None
+        tokens, moved = -1.0, time.monotonic()
         while not self.stop.wait(0.25):
             try:
                 page = requests.get(self.server.url + "/metrics", timeout=2).text
@@ -95,14 +98,19 @@ class SimulatedGpus:
             prompt = _value(page, "vllm:prompt_tokens_total")
             computing = prompt_before is not None and prompt > prompt_before
             prompt_before = prompt
-            self._move(running, computing)
+            made = prompt + _value(page, "vllm:generation_tokens_total")
+            if made != tokens:
+                tokens, moved = made, time.monotonic()
+            self._move(running, computing, waits=running > 0 and time.monotonic() - moved > STILL_SECONDS)
 
-    def _move(self, running: float, computing: bool) -> None:
+    def _move(self, running: float, computing: bool, *, waits: bool) -> None:
         wanted = PEAK if computing else min(self.held, 0.9)
         self.held = max(wanted, self.held * 0.98)
         for gpu in range(self.gpus):
             busy = 0 if not running else min(99, int(78 + 4 * running + self.random.randint(-3, 3)))
             watts = 118 + 5.2 * busy + self.random.uniform(-8, 8)
+            if waits:  # a kernel that waits for another rank keeps a GPU busy at little power
+                busy, watts = 100, 205 + self.random.uniform(-8, 8)
             self.energy[gpu] += watts * 0.25
             held, more = self.held, 0.0
             if gpu in self.growth:

@@ -136,4 +136,4 @@ def test_the_shipped_rules_are_a_valid_configuration(tmp_path):
         [amtool, "check-config", str(config)], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert f"{len(RULES)} inhibit rules" in done.stdout
+    assert f"{sum(not rule.placed for rule in RULES)} inhibit rules" in done.stdout

@@ -17,7 +17,8 @@ TARGET = ROOT / "deploy/alertmanager/alertmanager.yml"
 
 HEAD = """\
 # An example to copy from. The inhibition below is generated from gpuwatch's own table of causes and symptoms
-# (tests/tools/alertmanager_config.py), so that Alertmanager is quiet about the same symptoms as gpuwatch's screen.
+# (tests/tools/alertmanager_config.py), so that Alertmanager is quiet about the same symptoms as gpuwatch's screen. What
+# only gpuwatch can tell, which engine uses which GPU, is not in it: such symptoms are sent.
 templates:
   - gpuwatch.tmpl
 

@@ -244,7 +244,7 @@ def interconnect(view: View) -> Iterator[Cause]:
         alone = _single(view)
         evidence += alone
         evidence += from_fact(run, "tp", "tensor-parallel ranks: {}")
-        ranks = run.tp if run.tp > 1 else 4
+        ranks = run.tp if run.tp > 1 else None
         yield Cause(
             "tp_pcie_slow",
             Explanation(
@@ -258,7 +258,7 @@ def interconnect(view: View) -> Iterator[Cause]:
                         "run replicas of fewer ranks each, where the model fits",
                         "--tensor-parallel-size",
                         ranks,
-                        max(1, ranks // 2),
+                        None if ranks is None else ranks // 2,
                     ),
                     advise("or pipeline parallelism, which sends far less", "--pipeline-parallel-size", None, ranks),
                     advise("or GPUs with NVLink"),

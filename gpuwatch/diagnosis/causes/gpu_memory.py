@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moves
-from gpuwatch.diagnosis.causes.oom import Case, Phase, phase_of, read_oom
+from gpuwatch.diagnosis.causes.oom import NAMED, Case, Phase, phase_of, read_oom, retold
 from gpuwatch.diagnosis.causes.uncounted import lora, uncounted_adapters, uncounted_draft
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import GIB, Explanation, count, logged, size
@@ -26,10 +26,6 @@ SEATS = 256
 """The default of --max-num-seqs before V1; the sampler's warm-up grows in proportion to it."""
 
 
-NAMED = {"load_oom": "load", "graph_capture_failed": "graphs"}
-"""Events that name their step themselves."""
-
-
 def out_of_memory(view: View) -> Iterator[Cause | NotEnough]:
     """Judge PyTorch's and CUDA's out-of-memory errors: one cause for each run and step."""
     done = set()
@@ -40,6 +36,8 @@ def out_of_memory(view: View) -> Iterator[Cause | NotEnough]:
         oom = read_oom(event)
         step = NAMED.get(event.event)
         phase = Phase(step, frozenset(), (), sure=True) if step else phase_of(view, run, event)
+        if phase.step == "unknown" and (again := retold(view, run, event)) is not None:
+            phase = Phase(NAMED[again.event], frozenset(), (logged(again),), sure=True)
         key = (run.source, run.start, phase.step, oom.fragmented, oom.shared)
         if key in done:
             continue

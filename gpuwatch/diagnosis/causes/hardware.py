@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from gpuwatch.model import LogEvent
 
 BUS = frozenset({79})
+_BUS_ID = re.compile(r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d\b")
 HEAT = frozenset({"thermal", "sw_thermal", "hw_thermal"})
 """Reasons for lowered clocks that mean heat."""
 WORKING = 0.5
@@ -163,6 +165,28 @@ def _software(soft: list[LogEvent]) -> Cause:
     )
 
 
+def _not_started(failed: list[LogEvent]) -> Cause:
+    """Explain a card that the kernel module cannot initialise."""
+    cards = sorted({found[0] for event in failed if (found := _BUS_ID.search(event.text)) is not None})
+    where = f"the GPU at {', '.join(cards)}" if cards else "a GPU"
+    return Cause(
+        "gpu_lost",
+        Explanation(
+            f"The driver cannot start {where}: its initialisation failed, and nothing can use it.",
+            0.85,
+            tuple(logged(each) for each in failed[:2]),
+            (
+                advise("what stands above it: dmesg -T | grep -i -E 'nvrm|xid|pcie|iommu'"),
+                advise(
+                    "power the machine off and on; if it stays: reseat the card, look at its power cables, and use a "
+                    "driver that knows this card"
+                ),
+            ),
+        ),
+        failed[0].time,
+    )
+
+
 def lost(view: View) -> Iterator[Cause]:
     """Judge a GPU that is gone, and a driver that does not answer."""
     gone = view.events("gpu_lost")
@@ -182,7 +206,12 @@ def lost(view: View) -> Iterator[Cause]:
             ),
             event.time,
         )
-    for event in view.events("driver_unreachable")[:1]:
+    refused = view.events("driver_error")
+    failed = [event for event in refused if not event.field("what").startswith("API mismatch")]
+    if failed and not (gone or bus):
+        yield _not_started(failed)
+    mismatched = tuple(event for event in refused if event.field("what").startswith("API mismatch"))
+    for event in (*view.events("driver_unreachable"), *mismatched)[:1]:
         mismatch = "mismatch" in event.text
         yield Cause(
             "driver_unresponsive",

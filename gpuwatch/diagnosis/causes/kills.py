@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,9 @@ ERRORS = (
 """Events that say why a start failed or an engine ended."""
 KILLED = 137
 """128 + SIGKILL: what a shell, Docker and Kubernetes report of a process that was killed."""
+_LIMIT = re.compile(r"^(\d+(?:\.\d+)?) ?([KMGT]i?B?)$")
+UNIT_WORDS = ("vllm", "sglang", "llm", "inference")
+"""What names a unit of systemd that runs an engine."""
 ENGINE_NAMES = ("VLLM::", "vllm", "python", "sglang", "ray::")
 
 
@@ -51,7 +55,8 @@ def host_kills(view: View) -> Iterator[Cause]:
     killed = view.events("out_of_memory_killed")
     memcg = [event for event in killed if event.field("scope").startswith("Memory cgroup")]
     whole = [event for event in killed if event.field("scope") == "Out of memory"]
-    kubernetes = [event for event in killed if not event.field("scope")]
+    units = [event for event in killed if not event.field("scope") and event.field("name")]
+    kubernetes = [event for event in killed if not event.field("scope") and not event.field("name")]
     constraint = {event.field("constraint") for event in view.events("oom_constraint")}
     pods = [
         event
@@ -62,6 +67,8 @@ def host_kills(view: View) -> Iterator[Cause]:
         yield _container(view, (*kubernetes, *memcg))
     elif memcg or whole:
         yield _kernel(view, (*memcg, *whole), constraint)
+    elif units:
+        yield _unit(units[0])
     else:
         yield from _said_killed(view)
 
@@ -149,12 +156,19 @@ def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
                     + ": workers x shard, plus /dev/shm",
                     "resources.limits.memory",
                     group(limits[0], "size", "memory") if limits else None,
+                    _doubled(group(limits[0], "size", "memory")) if limits else None,
                 ),
                 advise("or load without staging in host memory", "--load-format", None, "runai_streamer"),
             ),
         ),
         event.time,
     )
+
+
+def _doubled(limit: str) -> str | None:
+    """Return twice a limit: a kill tells that it is too low, and not by how much."""
+    found = _LIMIT.match(limit)
+    return f"{2 * float(found[1]):g}{found[2]}" if found is not None else None
 
 
 def _loading(view: View) -> list[Evidence]:
@@ -203,6 +217,27 @@ def _kernel(view: View, events: tuple[LogEvent, ...], constraint: set[str]) -> C
     )
 
 
+def _unit(event: LogEvent) -> Cause:
+    """Explain a unit of systemd of which the OOM killer ended a process; the kernel's log tells which limit it was."""
+    unit = event.field("name")
+    return Cause(
+        "host_memory_oversubscribed",
+        Explanation(
+            f"The OOM killer ended a process of {unit}: the host's memory ran out, or the unit's limit (MemoryMax) was "
+            "reached.",
+            0.9,
+            (logged(event), ruled_out("GPU memory: the kernel kills for host memory only", event)),
+            (
+                advise(f"which of the two: dmesg -T | grep -i oom; systemctl show {unit} -p MemoryMax -p MemoryPeak"),
+                advise(
+                    "less host memory for the engine: smaller CPU offload and swap space, fewer workers while loading"
+                ),
+            ),
+        ),
+        event.time,
+    )
+
+
 def _said_killed(view: View) -> Iterator[Cause]:
     """Judge notes that say that a container was killed, without the reason in Kubernetes' own words."""
     said = view.events("container_killed")
@@ -228,6 +263,9 @@ def died(view: View) -> Iterator[Cause | NotEnough]:
     """Judge workers and engines that ended by a signal, and name the killer where one is known."""
     for event in view.events("worker_dead", "process_crashed", "process_killed"):
         if _told_elsewhere(view, event):
+            continue
+        if _foreign(view, event):
+            yield NotEnough("worker_died", f"what {event.field('name')} runs: a unit of systemd was ended by a signal")
             continue
         code = number(event, "code")
         caught = _signal(event, code)
@@ -280,6 +318,14 @@ def _told_elsewhere(view: View, event: LogEvent) -> bool:
     return event.event == "worker_dead" and number(event, "code") is None and _explained(view, event)
 
 
+def _foreign(view: View, event: LogEvent) -> bool:
+    """Whether an end is that of a unit of systemd of which nothing says that it runs an engine."""
+    name = event.field("name")
+    if not name.endswith((".service", ".scope")) or any(word in name.lower() for word in UNIT_WORDS):
+        return False
+    return not any(given.engine for given in view.incident.inputs)
+
+
 def _how(caught: str, code: float | None, killer: tuple[LogEvent, ...]) -> str:
     """Return the end of the sentence on how a process ended."""
     if killer:
@@ -325,6 +371,8 @@ def _vanished(view: View, event: LogEvent) -> Iterator[Cause | NotEnough]:
 
 
 def _exited(view: View) -> Iterator[Cause]:
+    if view.events("probe_kill"):
+        return
     for event in view.events("container_exit"):
         if number(event, "code") == KILLED and not view.events("out_of_memory_killed", "container_killed"):
             yield Cause(
@@ -344,7 +392,7 @@ def _signal(event: LogEvent, code: float | None) -> str:
     """Return the name of the signal, or nothing."""
     if event.event == "process_killed":
         return "SIGKILL"
-    named = group(event, "signal")
+    named = group(event, "signal") or ("SIG" + event.field("sig") if event.field("sig") else "")
     if named:
         return named
     if event.event == "process_crashed":

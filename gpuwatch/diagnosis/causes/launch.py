@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
-from gpuwatch.diagnosis.explanation import Explanation, logged
-from gpuwatch.diagnosis.finding import Evidence
+from gpuwatch.diagnosis.explanation import Explanation, count, logged
+from gpuwatch.diagnosis.finding import Evidence, NotEnough
 from gpuwatch.engines.flag_names import misnamed_flag
 from gpuwatch.engines.flag_versions import risky_flags, unknown_flag
 
@@ -19,15 +20,23 @@ if TYPE_CHECKING:
     from gpuwatch.engines.flag_versions import FlagProblem
     from gpuwatch.model import Fact, LogEvent
 
+ENGINE_PROGRAMS = ("vllm", "sglang", "launch_server", "api_server")
 _OPTION = re.compile(r"^--[a-z][\w-]*$", re.IGNORECASE)
 
 
-def flags(view: View) -> Iterator[Cause]:
+def flags(view: View) -> Iterator[Cause | NotEnough]:
     """Judge launch flags: refused by the engine in its log, or not known to this version by the tables."""
-    refused = view.events("unknown_flag")
+    refused = tuple(event for event in view.events("unknown_flag") if _of_engine(view, event))
+    invalid = tuple(event for event in view.events("flag_value_invalid") if _of_engine(view, event))
     yield from (_refused(view, event) for event in refused[:1])
-    for event in view.events("flag_value_invalid")[:1]:
+    for event in invalid[:1]:
         yield _bad_value(event)
+    for event in view.events("unknown_flag", "flag_value_invalid")[:1]:
+        if not refused and not invalid:
+            prog = event.field("prog")
+            yield NotEnough(
+                "flag_unknown", f"what started {prog}: it refused an argument, and is not known as an engine"
+            )
     seen = {name for event in refused for name in event.field("args").split()}
     problems = [(problem, fact) for problem, fact in _problems(view) if f"--{problem.flag}" not in seen]
     unknown = [(problem, fact) for problem, fact in problems if problem.kind == "unknown"]
@@ -36,6 +45,18 @@ def flags(view: View) -> Iterator[Cause]:
         yield _listed("flag_unknown", unknown, "This engine does not have the flag, and will not start with it")
     if risky:
         yield _listed("flag_risky", risky, "A flag is set with a known trap")
+
+
+def _of_engine(view: View, event: LogEvent) -> bool:
+    """Whether it was an engine that refused an argument: by its name, or because something else shows one."""
+    prog = event.field("prog")
+    return not prog or any(word in prog for word in ENGINE_PROGRAMS) or _has_engine(view)
+
+
+def _has_engine(view: View) -> bool:
+    """Whether anything shows an engine; a log that is watched live is that of one."""
+    inputs = view.incident.inputs
+    return not inputs or any(given.engine for given in inputs) or any(run.text("engine") for run in view.runs)
 
 
 def _listed(id_: str, problems: list[tuple[FlagProblem, Fact]], what: str) -> Cause:
@@ -149,7 +170,40 @@ def _refused(view: View, event: LogEvent) -> Cause:
     )
 
 
+def _indivisible(event: LogEvent) -> Cause:
+    """Explain attention heads that the ranks cannot share evenly; a common divisor fits the GPUs as well."""
+    heads, ranks = int(number(event, "heads") or 1), int(number(event, "tp") or 1)
+    fitting = [each for each in range(1, min(heads, max(ranks, 1)) + 1) if heads % each == 0]
+    fits = math.gcd(heads, ranks)
+    return Cause(
+        "flag_unknown",
+        Explanation(
+            f"The engine did not start: {count(heads)} attention heads cannot be shared by {ranks} ranks.",
+            0.97,
+            (logged(event),),
+            (
+                advise(
+                    f"a number that divides {heads}: {', '.join(map(str, fitting))}; the KV heads and the vocabulary "
+                    "have to go in as well, which is surest with the smaller ones",
+                    "--tensor-parallel-size",
+                    ranks,
+                    fits,
+                ),
+                advise(
+                    "and use the other GPUs as pipeline stages or replicas",
+                    "--pipeline-parallel-size",
+                    None,
+                    ranks // fits,
+                ),
+            ),
+        ),
+        event.time,
+    )
+
+
 def _bad_value(event: LogEvent) -> Cause:
+    if event.field("heads"):
+        return _indivisible(event)
     flag = event.field("flag").split("/")[-1].strip()
     missing = event.field("missing")
     why = event.field("why")
@@ -169,9 +223,17 @@ def _bad_value(event: LogEvent) -> Cause:
     )
 
 
-def port(view: View) -> Iterator[Cause]:
-    """Judge a port that is taken."""
+def port(view: View) -> Iterator[Cause | NotEnough]:
+    """Judge a port that is taken, where something else shows that it is an engine that wanted it."""
+    inputs = view.incident.inputs
     for event in view.events("port_in_use")[:1]:
+        if not _has_engine(view):
+            yield NotEnough(
+                "port_in_use",
+                "a line or the launch command of the engine: an address is taken, and any program may have wanted it",
+            )
+            return
+        own = not inputs or any(given.engine and given.path == event.source for given in inputs)
         run = view.run_of(event)
         taken = number(event, "port") or run.number("flag.port")
         shown = f"Port {taken:.0f}" if taken else "The port"
@@ -182,7 +244,7 @@ def port(view: View) -> Iterator[Cause]:
             Explanation(
                 f"{shown} is taken: another server listens there."
                 + (" What answered afterwards is that other server, not this one." if after else ""),
-                0.96,
+                0.96 if own else 0.7,
                 (logged(event),),
                 (
                     advise(
@@ -246,7 +308,7 @@ def types(view: View) -> Iterator[Cause]:
     for event in view.events("dtype_unsupported")[:1]:
         run = view.run_of(event)
         name = group(event, "dtype", "dtype2", "method")
-        has, needs = group(event, "has", "cap"), group(event, "needs", "min")
+        has, needs = group(event, "has", "cap").rstrip("."), group(event, "needs", "min").rstrip(".")
         short = f": it has compute capability {has}, {needs} is needed" if has and needs else ""
         bf16 = name.lower().startswith("bf")
         proposed = "half" if bf16 else None

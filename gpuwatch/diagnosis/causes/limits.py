@@ -83,7 +83,7 @@ def _fitting(need: float | None, have: float | None, asked: float | None) -> flo
 
 
 def _bytes_short(run: Run, asked: float | None, fits: float | None) -> float:
-    pool = run.number("kv.bytes")
+    pool = moves.pool_bytes(run)
     if pool is None or not asked or not fits:
         return 0.0
     return pool * (asked - fits) / fits

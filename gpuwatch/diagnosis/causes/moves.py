@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING
 from gpuwatch.diagnosis.bounds import HIGHEST_FRACTION, SMALLEST_CHUNK
 from gpuwatch.diagnosis.causes.view import advise
 from gpuwatch.diagnosis.explanation import GIB, count, size
+from gpuwatch.ledger.defaults import NEW_FRACTION, NEW_FRACTION_SINCE, OLD_FRACTION
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.causes.view import Run
     from gpuwatch.diagnosis.finding import Advice
 
 LOWEST_FRACTION = 0.05
+USUAL_SHARES = (0.9, 0.95)
+"""Above the last one, contexts and the next peak have too little left."""
+DEFAULT_SWAP = 4 * GIB
+SPARE = 8 * GIB
+"""What SGLang's guide to tuning wants free after the start for activations: 5 to 8 GB."""
 RESERVE = GIB // 2
 """What is left free beside a peak that was seen: the next one may be a little larger."""
 
@@ -36,6 +42,38 @@ def length_flag(run: Run) -> str:
 def fraction_flag(run: Run) -> str:
     """Return the flag for the engine's share of GPU memory."""
     return "--mem-fraction-static" if run.sglang else "--gpu-memory-utilization"
+
+
+def default_fraction(run: Run) -> float | None:
+    """Return the share of GPU memory that this version takes where nothing is set; None where that is not known."""
+    version = run.version
+    if run.sglang or version is None:
+        return None
+    return NEW_FRACTION if version >= NEW_FRACTION_SINCE else OLD_FRACTION
+
+
+def _counted_from(run: Run) -> tuple[float | None, str]:
+    """Return the share that the engine has, and what to say where it is the default and was not printed."""
+    current = run.number("memory_fraction")
+    if current is not None:
+        return current, ""
+    default = default_fraction(run)
+    return default, "" if default is None else f" (counted from {default:g}, the default of this version)"
+
+
+def least_total(run: Run) -> float | None:
+    """Return a lower bound of a card's memory: what weights and pool take of the engine's share, over that share."""
+    share, weights, pool = _counted_from(run)[0], run.number("weights.bytes"), pool_bytes(run)
+    return (weights + pool) / share if share and weights and pool else None
+
+
+def pool_bytes(run: Run) -> float | None:
+    """Return the size of the KV pool; vLLM V0 tells its blocks, and those that --swap-space (4 GiB) has room for."""
+    pool, blocks, swapped = run.number("kv.bytes"), run.number("kv.blocks"), run.number("kv.cpu_blocks")
+    if pool is not None or not blocks or not swapped:
+        return pool
+    space = run.number("flag.swap-space")
+    return blocks * (DEFAULT_SWAP if space is None else space * GIB) / swapped
 
 
 def smaller_chunk(run: Run, step_tokens: float | None = None) -> list[Advice]:
@@ -61,26 +99,34 @@ def smaller_chunk(run: Run, step_tokens: float | None = None) -> list[Advice]:
 def lower_fraction(run: Run, missing: float, total: float | None, why: str) -> list[Advice]:
     """Return the advice to give the engine less of the card, so that `missing` bytes and a reserve stay free."""
     current = run.number("memory_fraction")
+    base, note = _counted_from(run)
     total = total or run.number("gpu.total_bytes")
-    if current is None:
+    if base is None:
         return [advise(why, fraction_flag(run))]
     if not total:
-        return [advise(why, fraction_flag(run), current, max(LOWEST_FRACTION, round(current - 0.03, 2)))]
+        return [advise(why + note, fraction_flag(run), current, max(LOWEST_FRACTION, round(base - 0.03, 2)))]
     step = max(0.02, math.ceil((missing + RESERVE) / total * 100) / 100)
-    proposed = max(LOWEST_FRACTION, round(current - step, 2))
-    return [advise(f"{why}: {size(step * total)} less for the pool", fraction_flag(run), current, proposed)]
+    proposed = max(LOWEST_FRACTION, round(base - step, 2))
+    return [advise(f"{why}: {size(step * total)} less for the pool{note}", fraction_flag(run), current, proposed)]
 
 
 def higher_fraction(run: Run, missing: float, total: float | None, why: str) -> list[Advice]:
-    """Return the advice to give the engine `missing` bytes more of the card; no value where the card has no more."""
+    """Return the advice to give the engine `missing` bytes more of the card; no value where the card has no more.
+
+    Where the card's size is not printed, a lower bound of it gives a share that is large enough in any case.
+    """
     current = run.number("memory_fraction")
-    total = total or run.number("gpu.total_bytes")
-    if current is None or not total or missing <= 0:
+    base, note = _counted_from(run)
+    known = total or run.number("gpu.total_bytes")
+    total = known or least_total(run)
+    if base is None or not total or missing <= 0:
         return [advise(why, fraction_flag(run), current)]
-    wanted = math.ceil((current + missing / total) * 100) / 100
+    wanted = math.ceil((base + missing / total) * 100) / 100
+    if wanted > HIGHEST_FRACTION and not known:
+        return [advise(f"{why}: {size(missing)} more", fraction_flag(run), current)]
     if wanted > HIGHEST_FRACTION:
         return [advise(f"{why}; {size(missing)} more would take {wanted:.0%} of the card, which it does not have")]
-    return [advise(f"{why}: {size(missing)} more", fraction_flag(run), current, wanted)]
+    return [advise(f"{why}: {size(missing)} more{note}", fraction_flag(run), current, wanted)]
 
 
 def fewer_seats(run: Run, proposed: int, why: str, current: float | None = None) -> list[Advice]:
@@ -98,12 +144,33 @@ def shorter(run: Run, proposed: float | None, why: str, current: float | None = 
     return [advise(why, length_flag(run), asked, None if proposed is None else int(proposed))]
 
 
+def next_share(run: Run, why: str) -> Advice:
+    """Return the advice to take the next of the usual shares of a card, where nothing tells how much is missing."""
+    base, note = _counted_from(run)
+    proposed = next((share for share in USUAL_SHARES if share > base), None) if base is not None else USUAL_SHARES[-1]
+    return advise(why + note, fraction_flag(run), run.number("memory_fraction"), proposed)
+
+
+def larger_share(run: Run, why: str) -> Advice:
+    """Return the advice to give the pool more of the card.
+
+    SGLang prints what is left free after its start. Of the card outside the share, (free - `SPARE`) / free goes to the
+    pool; as graphs and contexts have some of that part, a little less than `SPARE` stays free, which is why it is the
+    upper end.
+    """
+    current, free = run.number("memory_fraction"), run.number("avail.at_end_bytes")
+    if not run.sglang or current is None or free is None or free <= SPARE or not 0 < current < 1:
+        return advise(why, fraction_flag(run), current)
+    proposed = math.floor((current + (1 - current) * (free - SPARE) / free) * 100) / 100
+    if not current < proposed <= HIGHEST_FRACTION:
+        return advise(why, fraction_flag(run), current)
+    return advise(f"{why}; {size(free)} are free after the start", fraction_flag(run), current, proposed)
+
+
 def more_pool(run: Run) -> list[Advice]:
     """Return the ways to a larger KV pool."""
     return [
-        advise(
-            "or enlarge the pool: more of the card where it is free", fraction_flag(run), run.number("memory_fraction")
-        ),
+        larger_share(run, "or enlarge the pool: more of the card where it is free"),
         advise(
             "or store the KV cache in 8 bits, or use more GPUs",
             "--kv-cache-dtype",

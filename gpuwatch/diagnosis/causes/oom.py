@@ -7,14 +7,16 @@ traceback, or what the engine had printed before.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.view import Cause, group, sizes
 from gpuwatch.diagnosis.explanation import GIB, Explanation, logged, size
 from gpuwatch.diagnosis.finding import Evidence
+from gpuwatch.engines.logs import match_with
 from gpuwatch.engines.sizes import bytes_of
 from gpuwatch.engines.stack_log import FILES, STEP_OF, STEPS
+from gpuwatch.engines.torch_log import PATTERNS as TORCH
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.causes.view import Run, View
@@ -70,8 +72,38 @@ class Oom:
         return max(0, self.requested - self.free)
 
 
+NAMED = {"load_oom": "load", "graph_capture_failed": "graphs"}
+"""Events that name their step themselves."""
+RETOLD = 50
+"""Lines within which an engine tells again, under a name of its own, what torch had said."""
+_OOM_PATTERN = next(pattern for pattern in TORCH if pattern.event == "torch_oom")
+
+
+def retold(view: View, run: Run, event: LogEvent) -> LogEvent | None:
+    """Return the line in which the engine names the step of an error that torch had told before it."""
+    for other in view.events(*NAMED):
+        near = run.holds(other) and 0 < other.line - event.line <= RETOLD
+        asked = _figured(other).field("req")
+        if near and (not asked or asked == event.field("req")) and _is_memory(other):
+            return other
+    return None
+
+
+def _is_memory(event: LogEvent) -> bool:
+    return event.event == "load_oom" or "out of memory" in event.text
+
+
+def _figured(event: LogEvent) -> LogEvent:
+    """Return an event with the figures of torch's message, where it quotes that message."""
+    if event.event not in NAMED or "Tried to allocate" not in event.text:
+        return event
+    found = match_with(_OOM_PATTERN, event.text)
+    return event if found is None else replace(event, fields=(*event.fields, *found.groups))
+
+
 def read_oom(event: LogEvent) -> Oom:
     """Take an out-of-memory event apart (see `engines.torch_log`)."""
+    event = _figured(event)
     allocated = sizes(event, "alloc", "alloc1")
     reserved = sizes(event, "res1")
     spare = sizes(event, "unalloc")
@@ -114,6 +146,11 @@ def figures(oom: Oom) -> list[Evidence]:
             f"Ruled out: fragmentation: {size(oom.spare)} are reserved and unallocated for a request of "
             f"{size(oom.requested)}; torch prints its hint in every such message"
         )
+        if oom.spare > oom.requested:
+            text = (
+                f"Not ruled out: fragmentation: {size(oom.spare)} are reserved and unallocated, more than the "
+                f"{size(oom.requested)} that were asked for; up to 1 GiB is the usual remainder of torch's blocks"
+            )
         found.append(_of(oom, text, oom.spare))
     if oom.others is not None and not oom.shared:
         text = f"Ruled out: other processes: they hold {size(oom.others)}"
@@ -182,12 +219,19 @@ def _by_order(view: View, run: Run, event: LogEvent) -> Phase:
             return _ordered(
                 "graphs", pool, "the KV pool had been sized, and no request taken: graphs and warm-up are between"
             )
-    weights = before("weights.bytes")
-    if weights is not None and finished is None:
+    return _by_weights(before("weights.bytes"), before("load.begun", "gpu.free_at_start_bytes"), finished)
+
+
+def _by_weights(loaded: Fact | None, begun: Fact | None, finished: Fact | None) -> Phase:
+    """Return the step from how far the loading had come."""
+    if loaded is not None and finished is None:
         return _ordered(
-            "profile", weights, "the weights were loaded and the KV pool not yet sized: this is the profile run"
+            "profile", loaded, "the weights were loaded and the KV pool not yet sized: this is the profile run"
         )
-    return Phase("serve" if event.field("priv") else "unknown", frozenset(), (), sure=False)
+    if loaded is None and begun is not None:
+        return _ordered("load", begun, "the engine had begun to load the weights, and not said that it ended")
+    # Private pools exist while graphs are captured and while they are replayed: they do not tell the two apart.
+    return Phase("unknown", frozenset(), (), sure=False)
 
 
 def _ordered(step: str, fact: Fact, text: str, *, sure: bool = False) -> Phase:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from gpuwatch.model import LogEvent
 
 NEARLY_FULL = 0.95
+PER_LINE = 50
+SLOWEST_MS = 40_000
+"""A preemption every 40 s is the slowest pace that is a storm: the alert wants two in a minute."""
+NEAR_MS = 300_000
 SHARE = 0.1
 """Preemptions below this share of the finished requests cost little."""
 
@@ -27,7 +31,7 @@ def storms(view: View) -> Iterator[Cause]:
     """Judge requests that lose their KV cache: as the log says it, as the statistics show it, as the pages count it."""
     said = view.events("preempted_v0", "swap_abort_v0")
     if said:
-        yield _said(view, said)
+        yield _said(view, said) if _many(view, said) else _once(view, said[0])
         return
     for course in courses(view):
         if course.sglang:
@@ -37,6 +41,47 @@ def storms(view: View) -> Iterator[Cause]:
             yield _seen(course, found)
             return
     yield from _counted(view)
+
+
+def _many(view: View, said: tuple[LogEvent, ...]) -> bool:
+    """Whether preemptions are a storm: vLLM V0 prints the first and every 50th of a run.
+
+    One line is up to 50 preemptions: a storm where requests are out of a pool that is full. Between two lines are 50;
+    without a time they count as near each other.
+    """
+    if any(event.event == "swap_abort_v0" for event in said):
+        return True
+    for event in said:
+        total = number(event, "n")
+        before = [other for other in said if other.source == event.source and other.line < event.line]
+        near = not before or not event.time or (event.time - before[-1].time) / PER_LINE <= SLOWEST_MS
+        if total is None or (total > 1 and near):
+            return True
+    run = view.run_of(said[0])
+    return any(
+        point.swapped or ((point.waiting or 0) > 0 and (point.pool or 0) >= PRESSED)
+        for course in courses(view)
+        if course.run == run
+        for point in course.points
+        if not said[0].time or not point.event.time or abs(point.event.time - said[0].time) <= NEAR_MS
+    )
+
+
+def _once(view: View, event: LogEvent) -> Cause:
+    """Tell of a preemption that no storm came of: the pool was full for a moment."""
+    run = view.run_of(event)
+    return Cause(
+        "kv_pool_saturated",
+        Explanation(
+            "The KV pool was full for a moment: a sequence was thrown out and computed again. vLLM V0 prints the first "
+            "of a run and every 50th, and requests did not pile up: this is load, not a storm.",
+            0.7,
+            (logged(event),),
+            tuple(_fewer(run, None) + moves.more_pool(run)),
+        ),
+        event.time,
+        severity="info",
+    )
 
 
 def _said(view: View, said: tuple[LogEvent, ...]) -> Cause:

@@ -120,9 +120,7 @@ def _retracting(view: View, event: LogEvent, evidence: list[Evidence], confidenc
             run.number("flag.schedule-conservativeness"),
             CONSERVATIVE,
         ),
-        advise(
-            "or enlarge the pool where memory is left beside it", "--mem-fraction-static", run.number("memory_fraction")
-        ),
+        moves.larger_share(run, "or enlarge the pool where memory is left beside it"),
     ]
     return Cause(
         "sglang_retraction_storm",

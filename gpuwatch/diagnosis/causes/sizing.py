@@ -174,10 +174,7 @@ def no_blocks(view: View) -> Iterator[Cause | NotEnough]:
         missing = _missing(run)
         advice: list[Advice] = moves.higher_fraction(run, missing, None, "give the engine more of the card")
         if not missing:
-            proposed = "0.9" if current is None or current < 0.9 else None
-            advice = [
-                advise("give the engine more of the card, if it is free", moves.fraction_flag(run), current, proposed)
-            ]
+            advice = [moves.next_share(run, "give the engine more of the card, if it is free")]
         advice += moves.smaller_chunk(run)
         advice.append(advise("or spread the weights over more GPUs", "--tensor-parallel-size", run.tp, run.tp * 2))
         share = f"{current:g} of the card" if current is not None else "the engine's share of the card"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.alerts.inhibitions import INHIBITIONS, Inhibition
 from gpuwatch.diagnosis.causes import (
     collectives,
+    containers,
     gpu_memory,
     hardware,
     host,
@@ -57,6 +58,8 @@ FAMILIES: tuple[Family, ...] = (
     collectives.interconnect,
     collectives.unexplained,
     kills.host_kills,
+    containers.probes,
+    containers.unplaced,
     kills.died,
     host.host_budget,
     host.growth,

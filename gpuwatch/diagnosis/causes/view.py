@@ -190,6 +190,8 @@ def _runs(incident: Incident) -> tuple[Run, ...]:
     commands = {given.path for given in incident.inputs if given.kind in ("flags", "model_config")} | {"--flags"}
     loose = {fact.key: fact for fact in incident.facts if fact.source in commands}
     others = {event.source for event in incident.events if _is_sglang(event)}
+    named = {fact.source for fact in incident.facts if fact.key == "engine"}
+    others |= {given.path for given in incident.inputs if given.engine == "sglang" and given.path not in named}
     runs = []
     for source in sources:
         if source in commands:

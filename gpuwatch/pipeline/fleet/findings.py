@@ -218,11 +218,10 @@ class Teller:
                 advice=verdict.advice,
             )
         if info is not None and info.get("cause"):
-            advice = _advice_of(info)
             return replace(
                 finding,
                 cause=info["cause"],
-                advice=advice or finding.advice,
+                advice=_with_told(finding.advice, info),
                 confidence=max(finding.confidence, TOLD_CONFIDENCE),
             )
         if isinstance(verdict, Unknown):
@@ -232,9 +231,17 @@ class Teller:
         return finding
 
 
-def _advice_of(info: Mapping[str, str]) -> tuple[Advice, ...]:
+def _with_told(own: tuple[Advice, ...], info: Mapping[str, str]) -> tuple[Advice, ...]:
+    """Return the advice of the machine's own gpuwatch, which tells one change of several.
+
+    The others are added where our explanation comes to the same change: then both speak of the same cause.
+    """
     text, flag = info.get("advice", ""), info.get("flag", "")
-    return (Advice(text, flag, info.get("from") or None, info.get("to") or None),) if text or flag else ()
+    if not (text or flag):
+        return own
+    told = Advice(text, flag, info.get("from") or None, info.get("to") or None)
+    same = [one for one in own if flag and (one.flag, one.proposed) == (told.flag, told.proposed)]
+    return tuple(told if one is same[0] else one for one in own) if same else (told,)
 
 
 class _Told:

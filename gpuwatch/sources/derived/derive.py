@@ -137,7 +137,7 @@ class Derived:
         now = tuple(layout.engines)
         for engine in before:
             if engine not in layout.engines:
-                self._engines[engine].lost()
+                del self._engines[engine]
         self._of_target[batch.target] = now
         for engine, rows in layout.engines.items():
             trail = self._engines.get(engine)

@@ -50,6 +50,9 @@ class Client:
         self._deadline = Deadline()
         self._connection: http.client.HTTPConnection | None = None
         self._server: tuple[str, str] | None = None
+        self._at = ""
+        self._spoke: set[tuple[str, str]] = set()
+        """Servers that have answered."""
 
     def get(self, url: str, *, timeout: float, limit: int, accept: str, token: str = "") -> Answer:
         """Return the answer to a GET, whatever its status.
@@ -73,11 +76,11 @@ class Client:
         except SourceError:
             self._drop()
             if self._deadline.expired:  # what was cut short, the watchdog cut
-                raise _too_slow(url, timeout) from None
+                raise _too_slow(self._at, timeout) from None
             raise
         except (http.client.HTTPException, OSError, ValueError, zlib.error) as error:
             self._drop()
-            raise self._explain(error, url, timeout) from None
+            raise self._explain(error, self._at, timeout) from None
         finally:
             self._deadline.stop()
 
@@ -108,6 +111,7 @@ class Client:
         """Ask, and follow a few redirects."""
         at = url
         for _ in range(MAX_REDIRECTS + 1):
+            self._at = at
             response = self._send(at, headers, timeout)
             location = response.headers.get("Location", "")
             if response.status not in _REDIRECTS or not location:
@@ -142,7 +146,9 @@ class Client:
         if connection.sock is not None:
             connection.sock.settimeout(timeout)
         connection.request("GET", target, headers=headers)
-        return connection.getresponse()
+        response = connection.getresponse()
+        self._spoke.add(_origin(url))
+        return response
 
     def _answer(self, response: http.client.HTTPResponse, url: str, limit: int) -> Answer:
         body = b"".join(_decoded(response, limit, url))
@@ -155,7 +161,7 @@ class Client:
     def _explain(self, error: Exception, url: str, timeout: float) -> SourceError:
         if self._deadline.expired:
             return _too_slow(url, timeout)
-        return explain_failure(error, url, timeout)
+        return explain_failure(error, url, timeout, answered=_origin(url) in self._spoke)
 
 
 def _origin(url: str) -> tuple[str, str]:
@@ -192,6 +198,7 @@ def _decoded(response: http.client.HTTPResponse, limit: int, url: str) -> Iterat
         raise SourceError(Reason.FAILED, f"the answer of {show_url(url)} was cut short after {received} bytes")
 
 
+_CLOSED = "{where} closed the connection without an answer"
 _FAILURES: tuple[tuple[tuple[type[BaseException], ...], Reason, str], ...] = (
     ((zlib.error,), Reason.NOT_METRICS, "{where} announces gzip, but the data is not gzip"),
     ((ConnectionRefusedError,), Reason.UNREACHABLE, "connection refused: nothing listens at {server}"),
@@ -200,13 +207,13 @@ _FAILURES: tuple[tuple[tuple[type[BaseException], ...], Reason, str], ...] = (
     (
         (ConnectionResetError, BrokenPipeError, http.client.HTTPException),
         Reason.FAILED,
-        "{where} closed the connection without an answer; is it https://?",
+        _CLOSED,
     ),
 )
 
 
-def explain_failure(error: Exception, url: str, timeout: float) -> SourceError:
-    """Say in one line why a request to `url` with `timeout` seconds failed.
+def explain_failure(error: Exception, url: str, timeout: float, *, answered: bool = False) -> SourceError:
+    """Say in one line why a request to `url` with `timeout` seconds failed; `answered`: there were answers before.
 
     What another HTTP library raised is explained by the exceptions inside it.
     """
@@ -221,7 +228,9 @@ def explain_failure(error: Exception, url: str, timeout: float) -> SourceError:
         return SourceError(Reason.FAILED, text)
     for kinds, reason, template in _FAILURES:
         if _find(error, kinds):
-            return SourceError(reason, template.format(where=where, server=server, host=host))
+            text = template.format(where=where, server=server, host=host)
+            never = parts.scheme == "http" and not answered and template is _CLOSED
+            return SourceError(reason, f"{text}; is it https://?" if never else text)
     found = _find(error, (OSError,), lambda one: getattr(one, "errno", None) in (errno.EHOSTUNREACH, errno.ENETUNREACH))
     if found is not None:
         return SourceError(Reason.UNREACHABLE, f"no route to {server}")

@@ -6,19 +6,21 @@ import gzip
 import re
 import tempfile
 from collections import Counter
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuwatch.engines.log_text import clean
 from gpuwatch.sources.files import commands, model_config, smi_csv, smi_query, smi_table
 from gpuwatch.sources.files.book import FileBook
-from gpuwatch.sources.files.opening import HEAD, open_input
+from gpuwatch.sources.files.opening import HEAD, UnreadableError, open_input
 from gpuwatch.sources.files.samples import Found
 from gpuwatch.sources.files.scan import Scanner
 from gpuwatch.sources.files.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from gpuwatch.model import Fact, LogEvent
     from gpuwatch.sources.files.opening import Opened
@@ -94,6 +96,36 @@ def read_file(path: str, now: int, progress: Callable[[int, int], None] | None =
         return _read(opened, opened.modified or now, progress)
     finally:
         opened.close()
+
+
+@contextmanager
+def playable(path: str | Path) -> Iterator[str]:
+    """Give a recording as a file that can be played: itself, or a copy that goes away, as of `read_file`.
+
+    What is no recording is given as it is: whoever plays it says so.
+    """
+    opened, given = None, str(path)
+    try:
+        if not Path(path).is_file() or _start(path) != b"\x1f\x8b":
+            opened = open_input(str(path))
+            if opened.head.lstrip().startswith(RECORDING):
+                given = _recording(opened, given)
+    except (OSError, UnreadableError):
+        given = str(path)
+    finally:
+        if opened is not None:
+            opened.close()
+    try:
+        yield given
+    finally:
+        if given != str(path):
+            with suppress(OSError):
+                Path(given).unlink()
+
+
+def _start(path: str | Path) -> bytes:
+    with Path(path).open("rb") as file:
+        return file.read(2)
 
 
 def _recording(opened: Opened, path: str) -> str:

@@ -40,6 +40,8 @@ _BACK = 500
 _TRACE = 400
 _MOST_FRAMES = 40
 _MOST_SHAPES = 20_000
+# Of a line without an end, so many pieces and its last one are read: what goes on for longer is data, not a message.
+_MOST_PIECES = 8
 # Of these lines it is a number that says whether they mean something.
 _NUMBERED = re.compile(rb"errno|\bexit|\bcode\b|\bstatus\b|\bsignal\b", re.IGNORECASE)
 
@@ -135,6 +137,7 @@ class Scanner:
         self._small_size = 0
         self._left = b""
         self._above = b""
+        self._pieces = 0
         self._block = _Block(0, ())
         self._skimmed: _Skimmed | None = None
         self._hot: list[Group] = []
@@ -158,10 +161,13 @@ class Scanner:
             self._left = block[end:]
         else:
             self._left += block
+        self._pieces = 0 if end else self._pieces
         if len(self._left) > PIECE:
             # A piece of a line counts when the rest of it comes.
-            self._take(self._left + b"\n")
-            self.lines -= 1
+            if self._pieces < _MOST_PIECES:
+                self._take(self._left + b"\n")
+                self.lines -= 1
+            self._pieces += 1
             self._left = self._left[-OVERLAP:]
 
     def finish(self) -> list[Hit]:

@@ -30,6 +30,8 @@ _SETTLED = 30.0
 PROVEN = 3.0
 """A child that has run for this long, in seconds, follows the log, also where nothing new is in it."""
 _WORDS = 200
+_MOST_WORDS = 20
+_SHOWN_WORDS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class CommandInput:
         text = f"{command.what}: {command.program} has been started and has said nothing yet"
         self._why = SourceError(Reason.NEVER_SEEN, text)
         self._proven = False
-        self._words = ""
+        self._words: list[str] = []
         self.note = ""
 
     def read(self) -> list[RawLine]:
@@ -123,7 +125,7 @@ class CommandInput:
             self._ended(ran)
         if not lines and (ended or not self._proven):
             raise self._why
-        self.note = "" if ended else self._words
+        self.note = "" if ended else self._said()
         return lines
 
     def close(self) -> None:
@@ -163,18 +165,22 @@ class CommandInput:
         os.set_blocking(self._child.stdout.fileno(), False)
         self._splitter.restart(counting=False)
         self._started = self._clock.monotonic()
-        self._proven, self._words = False, ""
+        self._proven, self._words = False, []
         self._resume_after = self._last_stamp
         self._repeating = bool(self._resume_after)
 
     def _of_log(self, line: RawLine) -> bool:
-        """Whether the line is part of the log. The program's own words are remembered, an error before others."""
+        """Whether the line is part of the log. The program's own words are remembered, each once."""
         if _STAMP.match(line.data) or (self._command.indents and line.data[:1].isspace()):
             return True
         words = line.data.decode("utf-8", "replace").strip()[:_WORDS]
-        if words and "error" not in self._words.lower():
-            self._words = words
+        if words and words not in self._words and len(self._words) < _MOST_WORDS:
+            self._words.append(words)
         return False
+
+    def _said(self) -> str:
+        """Return what the program said itself in one line, what looks like an error first."""
+        return "; ".join(sorted(self._words, key=lambda words: "error" not in words.lower()))[:_SHOWN_WORDS]
 
     def _seen(self, line: RawLine) -> bool:
         """Whether the line was read before the program was started again. Remembers the newest time of a line."""
@@ -188,7 +194,7 @@ class CommandInput:
         child = self._child
         assert child is not None
         self.close()
-        words, status = self._words, child.returncode
+        words, status = self._said(), child.returncode
         end = f"ended with status {status}" + (f": {words}" if status and words else "")
         reason = Reason.FAILED
         if "No such container" in words or "NotFound" in words:
@@ -213,6 +219,7 @@ class StdinInput:
         self._fd = fd
         self._splitter = LineSplitter(limits.line)
         self._ended = False
+        self._silent = True
         self._idle_since: float | None = None
         self.note = ""
 
@@ -220,10 +227,10 @@ class StdinInput:
         """Return the lines since the last call.
 
         Raises:
-            SourceError: there is no standard input.
+            SourceError: there is no standard input, or it has ended without a line.
         """
         if self._ended:
-            return []
+            return self._checked([])
         try:
             fd = sys.stdin.fileno() if self._fd is None else self._fd
             lines, self._ended = _drain(fd, self._splitter, self._limits.per_poll, poll=True)
@@ -237,6 +244,12 @@ class StdinInput:
             lines += self._splitter.flush()
         if self._ended:
             self.note = "standard input has ended"
+        return self._checked(lines)
+
+    def _checked(self, lines: list[RawLine]) -> list[RawLine]:
+        self._silent = self._silent and not lines
+        if self._silent and self._ended:
+            raise SourceError(Reason.NOT_FOUND, "standard input has ended without a line")
         return lines
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ Source: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors).
 UNNAMED = "index:"
 """How the placeholder of an unknown UUID begins."""
 
-LATE = "no new reading, though no call of the driver hangs: the NVML worker waits for a processor"
+LATE = "no new reading: no call of the driver is known to hang, the NVML worker may wait for a processor"
 
 _TROUBLE = {
     "lost": "no longer answers on the bus",

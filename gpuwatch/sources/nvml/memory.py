@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     Figures: TypeAlias = "tuple[float, float, float | None, float]"
 
 _V2 = 0x02000028
-_MOST_USED = 1.01
-"""Used memory as a share of the total, above which a reading is refused as impossible."""
+_MOST_BYTES = 2.0**50
+"""Bytes above which a figure is refused as impossible."""
 
 
 def system_memory(path: str = "/proc/meminfo") -> tuple[float, float]:
@@ -76,6 +76,8 @@ class Memory:
             raise CallFailed(NOT_SUPPORTED)
         struct = self._struct
         check(self._function(self._handle, ctypes.byref(struct)))
+        if any(value > _MOST_BYTES for value in (struct.total, struct.used) if value != NO_VALUE):
+            raise CallFailed(OUT_OF_RANGE)
         if NO_VALUE in (struct.total, struct.used):
             raise CallFailed(NOT_SUPPORTED)
         # Version 1 has no figure for the reserve and counts it as used.
@@ -83,14 +85,14 @@ class Memory:
         return float(struct.total), float(struct.used), reserved, float(struct.free)
 
     def read(self) -> None:
-        """Read once. Raises CallFailed."""
+        """Read once. Raises CallFailed, also where more is used than there is."""
         if self.unified:
             total, available = system_memory()
             figures: Figures = (total, total - available, None, available)
         else:
             figures = self._device()
         used = figures[1]
-        if used > _MOST_USED * figures[0]:
+        if used > figures[0]:
             raise CallFailed(OUT_OF_RANGE)
         if self.figures is None:
             self._low = self._high = used

@@ -8,7 +8,7 @@ from gpuwatch.queries import QUERIES
 from gpuwatch.tui.draw.bars import chart
 from gpuwatch.tui.draw.common import beside, labelled
 from gpuwatch.tui.draw.figures import figure
-from gpuwatch.tui.text import clean, crop, fit
+from gpuwatch.tui.text import clean, crop, fit, width_of
 from gpuwatch.tui.view.engines import RANK_FIGURES, SERVER_FIGURES
 from gpuwatch.units import count, with_unit
 
@@ -101,8 +101,9 @@ def _chart(
     best = max((v for v in values if v is not None), default=None)
     unit = QUERIES[query].unit
     high = "" if top is not None or best is None else f"  max {with_unit(best, unit)}"
-    head = f"{name} {label}" if name else label
-    return f"{head} {with_unit(rank.get(query), unit)}{high}", chart(values, each, height, top), tone
+    head = f"{f'{name} {label}' if name else label} {with_unit(rank.get(query), unit)}"
+    # A heading is not cut in the middle of a figure: the largest value goes where there is no room for it.
+    return head + high if width_of(head + high) <= each else head, chart(values, each, height, top), tone
 
 
 _CHARTS = (

@@ -8,7 +8,7 @@ from gpuwatch.tui.draw.bars import stacked
 from gpuwatch.tui.draw.common import columns
 from gpuwatch.tui.text import clean, crop, fit, flow, line_width, rule, width_of
 from gpuwatch.tui.view.ledger import FREE, KINDS
-from gpuwatch.units import GIB, age, celsius, count, gib, megahertz, percent, size, watts, with_unit
+from gpuwatch.units import GIB, NONE, age, celsius, count, gib, megahertz, percent, size, watts, with_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -110,7 +110,7 @@ def legend(gpus: Sequence[Gpu], selected: Gpu | None, width: int) -> Line:
     kinds = [kind for kind in KINDS if any(part.kind == kind for gpu in gpus for part in gpu.parts)]
     if not kinds or selected is None:
         return ()
-    amounts = [(kind, _amount(here[kind]) if kind in here else "-") for kind in kinds]
+    amounts = [(kind, _amount(here[kind]) if kind in here else NONE) for kind in kinds]
     amounts.append(("free", _amount(selected.get("gpu_memory_free"))))
     for names, gap in ((_LONG, 3), (_LONG, 2), (_SHORT, 2), (_SHORT, 1), (_TINY, 1)):
         parts = []

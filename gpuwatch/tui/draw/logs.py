@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from gpuwatch.engines.log_prefixes import strip_prefix
 from gpuwatch.tui.draw.common import labelled
 from gpuwatch.tui.text import clean, crop, fit
 from gpuwatch.tui.view.logs import level_tone
@@ -20,7 +21,10 @@ _LEVELS = {"WARNING": "WARN", "CRITICAL": "CRIT"}
 
 @lru_cache(maxsize=4096)
 def log_line(line: LogLine, width: int, source_width: int) -> Line:
-    """Return one line of a log in `width` cells; `source_width` is 0 where all lines have one source."""
+    """Return one line of a log in `width` cells; `source_width` is 0 where all lines have one source.
+
+    What engines and collectors print before the message (process, level, time, file) is left out, but for the rank.
+    """
     tone = level_tone(line)
     mark = (HIT, "hit") if line.event else (" ", "")
     level = _LEVELS.get(line.level.upper(), clean(line.level).upper()[:5])
@@ -33,10 +37,18 @@ def log_line(line: LogLine, width: int, source_width: int) -> Line:
             (fit(level, 6), tone or "dim"),
             *source,
             *event,
-            (clean(line.text), "" if tone == "warn" else tone),
+            (_message(clean(line.text)), "" if tone == "warn" else tone),
         ),
         width,
     )
+
+
+def _message(text: str) -> str:
+    """Return a line without its prefix; the whole line where nothing else is in it."""
+    found = strip_prefix(text)
+    ranks = f"{' '.join(found.ranks)} " if found.ranks else ""
+    again = f" [{found.repeat} times more]" if found.repeat else ""
+    return f"{ranks}{found.message}{again}" if found.message.strip() else text
 
 
 def source_width(lines: list[LogLine]) -> int:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gpuwatch.queries import QUERIES
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.view.reasons import source_problem
 from gpuwatch.tui.view.table import (
@@ -52,6 +53,9 @@ RANK_FIGURES = (
     "asleep",
 )
 """Catalogue queries with one value per engine rank."""
+
+_PRESENT = tuple(name for name in RANK_FIGURES if "[" not in QUERIES[name].template)
+"""Those that are of this moment; the others look back and outlive a rank that is gone."""
 
 SERVER_FIGURES = (
     "max_num_seqs",
@@ -185,6 +189,11 @@ def _ranks(snapshot: Snapshot, missing: Mapping[tuple[str, str], Absence]) -> di
     """Return the first `MOST_RANKS` ranks of each server, by model and number, and how many more it has."""
     figures = collect(snapshot, RANK_FIGURES, RANK_KEY)
     waiting = collect_by(snapshot, "waiting_by_reason", RANK_KEY, "reason")
+    there = {key for key, own in figures.items() if any(name in own for name in _PRESENT)}
+    down = {state.server or state.target for state in snapshot.sources if state.kind == "engine" and not state.up}
+    # Where the server does not answer, or its other ranks are there, what only looks back is of a rank that is gone.
+    known = {key[:2] for key in there} | {key[:2] for key in figures if key[1] in down}
+    figures = {key: own for key, own in figures.items() if key in there or key[:2] not in known}
     found: dict[Key, list[Rank]] = {}
     number = Counter(key[:2] for key in figures)
     for key in sorted(figures, key=lambda k: (k[:3], in_number_order(k[3]))):

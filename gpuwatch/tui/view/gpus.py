@@ -160,15 +160,16 @@ def _problem(row: Gpu, missing: Mapping[tuple[str, str], Absence]) -> str:
     if row.state in GOOD_STATES:
         return ""
     absence = missing.get((row.key[1], ""))
-    detail = f": {clean(absence.detail or reason_text(absence))}" if absence is not None else ""
+    why = clean(absence.detail or reason_text(absence)) if absence is not None else ""
     words = {
         "lost": "is lost",
-        "late": "gives no new figures: the NVML worker waits for a processor",
-        "resetting": "is being reset",
+        "late": "gives no new figures: the NVML worker may wait for a processor",
+        "resetting": "needs a reset",
         "no_permission": "may not be read (no permission)",
         "failed": "cannot be read",
     }
-    return f"{row.title} {words.get(row.state, 'is in state ' + clean(row.state))}{detail}"
+    said = words.get(row.state, f"is in state {clean(row.state)}")
+    return f"{row.title} {said}: {why}" if why and why != said else f"{row.title} {said}"
 
 
 def keep_last(row: Gpu, last: Gpu, seconds: float) -> Gpu:

@@ -15,7 +15,7 @@ REASONS: Mapping[str, str] = {
     "no_permission": "no permission",
     "lost": "lost",
     "hung": "does not answer",
-    "resetting": "being reset",
+    "resetting": "needs a reset",
     "no_driver": "no driver",
     "driver_mismatch": "driver was replaced",
     "unreachable": "unreachable",

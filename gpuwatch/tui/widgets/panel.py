@@ -68,6 +68,7 @@ class Panel(ScrollView, can_focus=True, inherit_bindings=False):
         self._foot: Sequence[Line] = ()
         self._rows: Sequence[Row] = ()
         self._keys: list[Hashable] = []
+        self._chosen = False
         self.selected: Hashable | None = None
 
     @property
@@ -76,7 +77,7 @@ class Panel(ScrollView, can_focus=True, inherit_bindings=False):
         return len(self._head) + len(self._rows) + len(self._foot)
 
     def show(self, rows: Sequence[Row], head: Sequence[Line] = (), foot: Sequence[Line] = ()) -> None:
-        """Set the lines; the selection stays on its thing, or goes to what took its place."""
+        """Set the lines; what was selected stays so, or what took its place is. Before anybody chose, the first is."""
         before = self._visible()
         at_end = self.scroll_offset.y >= self.max_scroll_y
         old_keys, old_selected = self._keys, self.selected
@@ -86,6 +87,8 @@ class Panel(ScrollView, can_focus=True, inherit_bindings=False):
             place = old_keys.index(self.selected) if self.selected in old_keys else 0
             follow = self._keys[min(place, len(self._keys) - 1)] if self._keys else None
             self.selected = None if self._tail else follow
+        elif not self._chosen:
+            self.selected = None if self._tail else self._keys[0]
         if self.virtual_size.height != self.line_count:
             self.virtual_size = Size(1, self.line_count)
             if self._tail and at_end:
@@ -96,6 +99,7 @@ class Panel(ScrollView, can_focus=True, inherit_bindings=False):
 
     def select(self, key: Hashable) -> None:
         """Select a thing and bring it into sight; before the first lines it is remembered for them."""
+        self._chosen = True
         if not self._keys:
             self.selected = key
         if key in self._keys and key != self.selected:
@@ -137,7 +141,7 @@ class Panel(ScrollView, can_focus=True, inherit_bindings=False):
         """Go to the first or the last line."""
         if self._tail and by > 0:
             before = self._visible()
-            self.selected = None
+            self.selected, self._chosen = None, False
             self._repaint(before)
             self.post_message(self.Moved(self))
         elif self._keys:

@@ -162,3 +162,14 @@ def test_a_recorded_series_needs_what_it_is_recorded_from(tmp_path):
 def test_alerts_about_alerts_need_nothing(tmp_path):
     world = World(tmp_path, 'ALERTS{alertstate="firing"} == 1')
     assert world.states() == [("ok", "")]
+
+
+def test_what_comes_in_the_first_seconds_is_known_at_once(tmp_path):
+    world = World(tmp_path, "gpuwatch_gpu_power_watts > 5")
+    world.store.append("source", START, (series("gpuwatch_host_memory_total_bytes"),), [1.0])
+    world.time = START
+    assert world.rules()[0].detail == "cannot evaluate: no GPU is seen"
+    world.time = START + 1000
+    gpu = (series("gpuwatch_gpu_state"), series("gpuwatch_gpu_power_watts"))
+    world.store.append("source", world.time, gpu, [1.0, 1.0])
+    assert world.rules()[0].detail == ""

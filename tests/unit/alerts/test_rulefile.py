@@ -243,3 +243,14 @@ def test_the_shipped_rules_load():
     rules = load(paths)
     assert rules.problems == rules.warnings == ()
     assert rules.alerts
+
+
+@pytest.mark.parametrize(
+    ("expr", "what"),
+    [("up[5m]", "a range vector"), ("up[5m:1m]", "a range vector"), ("'text'", "a string")],
+)
+def test_an_expression_that_gives_no_instant_vector_is_refused(tmp_path, expr, what):
+    path = tmp_path / "r.yml"
+    path.write_text(f'groups: [{{name: g, rules: [{{alert: A, expr: "{expr}"}}]}}]')
+    (problem,) = load([path]).problems
+    assert problem.message == f"expr: it is {what}; allowed are an instant vector and a scalar"

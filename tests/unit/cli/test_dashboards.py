@@ -90,6 +90,9 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path, capsys):
     assert error.startswith("gpuwatch dashboards: ")
     assert error.count("\n") == 1
     assert "Traceback" not in error
+    assert main(["dashboards", "/proc/x"]) == 2
+    error = capsys.readouterr().err
+    assert error == "gpuwatch dashboards: /proc/x: cannot be written there: No such file or directory (/proc/x)\n"
 
 
 def test_an_address_without_a_scheme_is_refused(tmp_path, capsys):

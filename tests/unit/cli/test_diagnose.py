@@ -16,6 +16,7 @@ import pytest
 from gpuwatch.cli import FINE, FOUND, NOTHING, WRONG, main
 from gpuwatch.cli.diagnose import Progress
 from gpuwatch.cli.markdown import public
+from gpuwatch.recording import Header, Writer
 
 ROOT = Path(__file__).resolve().parents[3]
 FREE = (
@@ -76,6 +77,12 @@ def test_json_is_the_documented_object(capsys, log, novel):
     assert isinstance(document["not_enough_evidence"], list)
 
 
+def test_a_command_with_a_quote_that_does_not_close_is_refused(capsys):
+    code, _, err = run(capsys, "--flags", "vllm serve 'x")
+    assert code == WRONG
+    assert err == "gpuwatch diagnose: --flags cannot be split into words: No closing quotation\n"
+
+
 @pytest.mark.parametrize(("limit", "code"), [("never", FINE), ("critical", FOUND), ("warning", FOUND), ("info", FOUND)])
 def test_the_exit_code_is_one_only_where_it_is_asked_for(capsys, log, limit, code):
     assert run(capsys, log, "--fail-on", limit)[0] == code
@@ -114,6 +121,14 @@ def test_files_of_something_else_are_three_and_say_so(capsys, novel):
     assert code == NOTHING
     assert "no line of it is of a kind that gpuwatch knows" in out
     assert "no findings" in out
+
+
+def test_a_recording_without_a_complete_tick_is_three_and_says_so(capsys, tmp_path, log):
+    path = tmp_path / "empty.rec"
+    Writer(path, Header(host="node", created=1_700_000_000_000, interval=1.0, program="test")).close()
+    code, _, err = run(capsys, str(path))
+    assert (code, err) == (NOTHING, f"gpuwatch diagnose: {path}: holds no complete tick\n")
+    assert run(capsys, str(path), str(log))[0] == FINE
 
 
 def test_a_command_alone_can_be_judged(capsys):

@@ -117,7 +117,7 @@ def test_four_bit_kv_counts_its_scales_beside_the_exact_bytes_of_a_token(capsys,
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--gpus", "0"], "--gpus is 0; allowed: 1 to 1,000,000,000"),
+        (["--gpus", "0"], "--gpus is 0; allowed: 1 to 65,536"),
         (["--context", "5000000000"], "--context is 5000000000; allowed: 1 to 1,000,000,000"),
         (["--gpu-memory", "nan"], "--gpu-memory is nan; allowed: 0.5 to 4096"),
         (["--utilization", "1.5"], "--utilization is 1.5; allowed: above 0, at most 1"),
@@ -143,7 +143,7 @@ def test_wrong_arguments_get_one_line(capsys, folder, arguments, says):
         ("[1]", "holds a list; a config.json is an object"),
         ('{"num_hidden_layers": -1}', "num_hidden_layers is -1; allowed: 0 to 1e+12"),
         ('{"num_hidden_layers": "x"}', "num_hidden_layers is 'x'; a whole number is expected"),
-        ("{}", "no layer keeps a KV cache or a state"),
+        ("{}", "lacks num_hidden_layers"),
     ],
 )
 def test_a_config_that_cannot_be_used_gets_one_line(capsys, tmp_path, text, says):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from gpuwatch.probes.client import Server
 from gpuwatch.probes.result import Result
 from tests.unit.probes.engine import Engine, serving
 
+FEW = ("--lengths", "300", "--depths", "0.5", "--trials", "1")
 QUICK = ("--concurrency", "1", "--from", "256", "--to", "512", "--max-tokens", "4")
 
 
@@ -111,6 +113,28 @@ def test_nothing_that_answers_is_exit_code_three(capsys):
     assert main(["probe", "ramp", "--engine", f"http://127.0.0.1:{closed_port()}"]) == 3
     err = capsys.readouterr().err
     assert "connection refused" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("probe", ["ramp", "needle"])
+def test_a_probe_without_one_answer_is_exit_code_three(capsys, probe):
+    first = 1 if probe == "ramp" else 4
+    with serving(Engine(mishap=lambda tokens, number: 400 if number > first and tokens > 10 else None)) as url:
+        assert (
+            main(["probe", probe, "--engine", url, "--concurrency", "1", *(QUICK[2:] if probe == "ramp" else FEW)]) == 3
+        )
+    assert re.search("No request was answered|No question in a long text was answered", capsys.readouterr().out)
+
+
+def test_an_address_without_a_port_is_named_as_such(capsys):
+    assert main(["probe", "ramp", "--engine", "foo"]) == 2
+    assert capsys.readouterr().err == "gpuwatch probe: --engine foo: no port; expected http://HOST:PORT\n"
+
+
+def test_a_configuration_file_that_is_not_there_is_wrong_usage(capsys):
+    assert main(["probe", "ramp", "--engine", "http://127.0.0.1:1", "--config", "nofile.toml"]) == 2
+    err = capsys.readouterr().err
+    assert "nofile.toml" in err
     assert err.count("\n") == 1
 
 

@@ -193,6 +193,31 @@ def test_ctrl_c_is_exit_code_130(start):
     assert (code, seconds < SOON) == (130, True)
 
 
+def test_signals_that_the_kernel_hands_to_another_thread_are_followed(start):
+    # The kernel passes over a thread that blocks a signal. Threads inherit what is blocked, so one comes before.
+    code = (
+        "import signal, sys, threading\n"
+        "from gpuwatch.cli import main\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    daemon = start(code=code)
+    for number in range(1, 4):
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.until(lambda number=number: daemon.said().count("the configuration was read again") == number)
+    assert daemon.end()[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_right_after_the_start_ends_it(start, number):
+    daemons = [start(ALONE, "--state", "off") for _ in range(2)]
+    for daemon in daemons:
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.process.send_signal(number)
+    assert [daemon.process.wait(60) for daemon in daemons] == [130 if number == signal.SIGINT else 0] * 2
+
+
 def test_it_ends_within_two_seconds_although_an_engine_and_a_client_hang(start, engine):
     engine.page = None
     daemon = start(ALONE, "--engine", engine.url)
@@ -238,6 +263,8 @@ def test_a_taken_port_is_one_line_and_exit_code_2(capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--listen", ""], "--listen is empty"),
+        (["--web-config", ""], "--web-config is empty"),
         (["--listen", "nowhere"], "listen 'nowhere': allowed: HOST:PORT, [IPv6]:PORT or :PORT"),
         (["--web-config", "/no/web.yml"], "/no/web.yml: cannot be read: No such file or directory"),
         (["--record", "/no/such/x.rec"], "/no/such/x.rec: No such file or directory"),

@@ -120,6 +120,16 @@ def test_every_link_of_the_readmes_leads_somewhere():
             assert (path.parent / target).exists(), f"{path}: {target}"
 
 
+def test_the_command_that_makes_links_of_the_runbook_does_so_in_every_rule(tmp_path):
+    (command,) = re.findall(r"^(sed .*)$", (DEPLOY / "prometheus/README.md").read_text(), re.MULTILINE)
+    for path in (ROOT / "rules").glob("*.yml"):
+        (tmp_path / path.name).write_text(path.read_text())
+    subprocess.run(["sh", "-c", command.replace("/etc/prometheus/gpuwatch", str(tmp_path))], check=True, timeout=60)
+    links = re.findall(r"runbook_url: (.*)", "".join(path.read_text() for path in tmp_path.glob("*.yml")))
+    assert len(links) > 50
+    assert all(link.startswith("https://wiki.example/gpuwatch/runbook#") for link in links)
+
+
 class Node:
     """A made-up node: a `gpuwatch` that prints a prepared report, a `scontrol` that notes what it is told."""
 

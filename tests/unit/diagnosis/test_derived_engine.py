@@ -261,3 +261,12 @@ def test_the_keys_are_the_same_object_while_nothing_comes_or_goes():
     feed = Feed()(running=1, used_blocks=5)
     first = feed.out.keys
     assert feed(running=2).out.keys is first
+
+
+def test_a_rank_that_a_good_page_does_not_have_any_more_has_no_series():
+    page = Page(0, 2, 0, 0, 0, 0, 0, 0, 0)
+    derived = Derived("h")
+    for second, rank in enumerate(("0", "1")):
+        time, labels = START + second * 1000, keys({**IDENTITY, "dp_rank": rank})
+        out = derived.update(time, [Batch(TARGET, time, labels, values(page))])
+        assert {dict(labels)["dp_rank"] for labels in out.keys} == {rank}

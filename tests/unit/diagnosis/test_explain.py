@@ -181,3 +181,31 @@ def test_the_version_is_the_page_s_else_what_a_log_told(shown, told, version):
     live = {name("engine_info", {"host": "h", "server": SERVER, "engine_kind": "vllm"}, version=shown): 1.0}
     facts = [fact("version", told)] if told else []
     assert context(live, facts).about({"host": "h", "server": SERVER}).version == version
+
+
+def test_a_log_of_no_engine_is_no_evidence_about_one_of_two_engines():
+    up = {"host": "h", "source": "engine", "target": "t"}
+    lines = [event("torch_oom", "nobody's", 1, server=""), event("xid", "its GPU", 1, server="", pci="0000:01:00.0")]
+    placed = {
+        name("gpu_engine", {"host": "h", "uuid": "GPU-0", "server": SERVER}): 1.0,
+        name("gpu_info", {"host": "h", "uuid": "GPU-0", "pci_bus_id": "00000000:01:00.0"}): 1.0,
+    }
+    one = {**placed, name("source_up", up, server=SERVER): 1.0}
+    two = {**one, name("source_up", up, server="127.0.0.1:8001"): 1.0}
+    kinds = ("torch_oom", "xid")
+    assert [e.text for e in context(one, (), lines).about(ENGINE).events(*kinds)] == ["nobody's", "its GPU"]
+    assert [e.text for e in context(two, (), lines).about(ENGINE).events(*kinds)] == ["its GPU"]
+    other = context(two, (), lines).about({**ENGINE, "server": "127.0.0.1:8001"})
+    assert other.events(*kinds) == ()
+
+
+def test_a_log_of_no_engine_sets_nothing_for_one_of_two_engines():
+    told = [fact("tp", 2, server=""), fact("flag.seed", 7, server="")]
+    ups = [
+        name("source_up", {"host": "h", "source": "engine", "target": each}, server=each)
+        for each in (SERVER, "127.0.0.1:8001")
+    ]
+    alone = context({ups[0]: 1.0}, told).about(ENGINE)
+    assert (alone.number("tp"), alone.flags()) == (2, {"seed": 7})
+    not_alone = context(dict.fromkeys(ups, 1.0), told).about(ENGINE)
+    assert (not_alone.number("tp"), not_alone.flags()) == (None, {})

@@ -247,6 +247,24 @@ class TestObservation:
         assert finding.severity == "critical"
         assert finding.evidence[-1].line == 5
 
+    @pytest.mark.parametrize(
+        ("busy", "told"),
+        [
+            ((0.02, 0.19), "the busiest of the engine's 2 GPUs is 19 % busy: none of them computes"),
+            ((0.1,), "the engine's GPU is 10 % busy: it computes nothing"),
+            ((0.2, 0.6), "is 60 % busy; whether it computes or waits, that does not tell"),
+            ((1.0,), "the engine's GPU is 100 % busy; whether it computes or waits, that does not tell"),
+            ((1.0, 0.0), "is 100 % busy: one that is always busy may wait in a collective for another"),
+        ],
+    )
+    def test_what_busy_gpus_say_about_an_engine_that_stands_still(self, busy, told):
+        live = {name("engine_page_frozen_seconds", ENGINE): 70.0, name("engine_requests_running", ENGINE): 3.0}
+        for index, value in enumerate(busy):
+            live[name("gpu_busy_ratio", gpu(index))] = value
+            live[name("gpu_engine", gpu(index), server=SERVER)] = 1.0
+        finding = Watch().run(3, live)["engine_stalled"]
+        assert any(told in evidence.text for evidence in finding.evidence)
+
     def test_a_part_of_the_engine_that_died_behind_a_page_that_stands_still_is_the_cause(self):
         live = {
             name("engine_page_frozen_seconds", ENGINE): lambda s: max(0.0, s - 20.0),

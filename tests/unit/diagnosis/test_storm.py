@@ -89,6 +89,20 @@ def test_its_cause_is_the_override_and_the_advice_is_computed_from_finished_requ
     assert (line.source, line.line, line.value) == ("/var/log/vllm.log", 43, 4096)
 
 
+def test_what_is_admitted_is_no_part_of_the_cause_where_the_pool_holds_as_many():
+    # 5,120 / 2,100 = 2.4 requests are held, and two seats cannot be more than that.
+    facts = (*(one for one in FACTS if one.key != "max_num_seqs"), fact("max_num_seqs", 2, 8))
+    watch = Watch(facts).run(66, {**replay(VLLM_0_31_0), **finished(VLLM_0_31_0, 600, 1500)}, derive=True)
+    assert "It holds 2.4 requests of 2,100 tokens: requests are" in watch[STORM].cause
+    assert "admitted" not in watch[STORM].cause
+
+
+def test_one_request_is_written_as_one():
+    # 600 + 3,000 tokens take 29 blocks of 128: 39 usable blocks hold 1.
+    watch = Watch(FACTS).run(66, {**replay(VLLM_0_31_0), **finished(VLLM_0_31_0, 600, 3000)}, derive=True)
+    assert watch[STORM].advice[1].text.startswith("admit only what fits: 5,120 tokens hold one request of 3,600")
+
+
 def test_the_engines_own_counter_raises_the_confidence_when_it_moves():
     before = Watch(FACTS).run(30 + 20, replay(VLLM_0_31_0), derive=True)[STORM]
     after = Watch(FACTS).run(30 + 32, replay(VLLM_0_31_0), derive=True)[STORM]

@@ -16,7 +16,7 @@ import pytest
 from gpuwatch.clock import ManualClock, SystemClock
 from gpuwatch.model import Reason, SourceError, label, name_of, series
 from gpuwatch.sources.engine.connect import proxies_for
-from gpuwatch.sources.engine.http import Client
+from gpuwatch.sources.engine.http import Client, explain_failure
 from gpuwatch.sources.engine.source import EngineSource, EngineTarget
 
 TINY = (
@@ -357,6 +357,13 @@ def test_http_to_a_tls_server_is_said(tls_site, source):
     failed(source(tls_site.url.replace("https", "http")).poll(), Reason.FAILED, "is it https://?")
 
 
+def test_a_server_that_answered_before_is_not_asked_for_https():
+    closed = ConnectionResetError()
+    assert str(explain_failure(closed, "http://a:1/m", 1.0)).endswith("without an answer; is it https://?")
+    assert str(explain_failure(closed, "http://a:1/m", 1.0, answered=True)).endswith("without an answer")
+    assert str(explain_failure(closed, "https://a:1/m", 1.0)).endswith("without an answer")
+
+
 # Servers that do not answer, or not completely
 
 
@@ -596,6 +603,13 @@ def test_a_redirect_to_another_host_does_not_take_the_token_along(site, raw_serv
     source(site.url, token=SECRET).poll()
     assert asked
     assert SECRET not in asked[0]
+
+
+def test_an_error_after_a_redirect_names_the_host_that_failed(site, source):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    site.serve("/metrics", "", status=302, Location=f"http://localhost:{port}/metrics")
+    failed(source(site.url).poll(), Reason.UNREACHABLE, f"nothing listens at localhost:{port}")
 
 
 def test_a_redirect_to_something_that_is_not_http(site, source):

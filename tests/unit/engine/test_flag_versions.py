@@ -33,6 +33,27 @@ def test_what_an_older_version_had_is_not_judged_by_the_newest_list(version, fla
     assert words is None if problem is None else words is not None and words in problem.text
 
 
+@pytest.mark.parametrize(
+    ("engine", "version", "flag", "instead"),
+    [
+        ("vllm", "0.33.0", "max-model-length", "--max-model-len"),
+        ("vllm", "0.33.0", "num-scheduler-steps", ""),
+        ("vllm", "0.33.0", "disable-log-requests", ""),  # and not the flag that does the opposite
+        ("sglang", "0.5.23", "enable-mla", ""),  # which looks like --enable-lora and is something else
+        ("sglang", "0.5.23", "chunk-prefill-size", "--chunked-prefill-size"),
+    ],
+)
+def test_a_name_that_the_version_does_not_have_is_answered_only_with_what_does_the_same(engine, version, flag, instead):
+    problem = misnamed_flag(engine, version, flag)
+    assert problem is not None
+    assert problem.instead == instead
+
+
+@pytest.mark.parametrize("flag", ["hf-overrides.rope_scaling", "compilation-config.level", "enable-auto-tool-choice"])
+def test_settings_behind_a_dot_and_flags_of_the_list_are_no_faults(flag):
+    assert misnamed_flag("vllm", "0.33.0", flag) is None
+
+
 def test_a_flag_that_an_older_version_has_refused_is_answered_with_the_nearest_name():
     problem = misnamed_flag("vllm", "0.8.4", "gpu-memory-utilisation", refused=True)
     assert problem is not None

@@ -312,6 +312,14 @@ def test_a_login_comes_from_files_and_variables_and_is_read_again(receiver, noti
     assert receiver.headers[2]["Authorization"] == "Bearer t"
 
 
+def test_the_runbook_is_a_link_where_its_address_is_configured(receiver):
+    notifier = Notifier([receiver.url], SystemClock(), runbook="https://wiki/gpuwatch")
+    notifier.notify([storm()], START)
+    receiver.wait(1)
+    notifier.close()
+    assert receiver.posts[0][1][0]["annotations"]["runbook_url"] == "https://wiki/gpuwatch#kv_preemption_storm"
+
+
 @pytest.mark.parametrize(
     ("targets", "why"),
     [

@@ -166,9 +166,20 @@ def test_a_failing_export_is_reported_once_and_so_is_its_recovery(receiver, expo
     assert caplog.text.count("tried again every") == 1
 
 
+def test_a_collector_that_is_away_is_named_at_the_first_try_of_ten_seconds(receiver, export, caplog):
+    receiver.httpd.server_close()
+    made = export(receiver.url, columns_of, 0.01)
+    made.start()
+    wait_for(lambda: caplog.messages)
+    server = receiver.url.removeprefix("http://")
+    assert caplog.messages == [
+        f"otlp {receiver.url}/v1/metrics: connection refused: nothing listens at {server}; tried again every 0.01 s"
+    ]
+
+
 def wait_for(condition):
     done = threading.Event()
-    for _ in range(500):
+    for _ in range(1000):
         if condition():
             return
         done.wait(0.02)

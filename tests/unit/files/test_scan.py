@@ -164,6 +164,17 @@ def test_one_line_of_many_megabytes_is_searched_in_bounded_memory():
     assert peak < 40 << 20
 
 
+@pytest.mark.parametrize(("place", "found"), [(0, [1, 2]), (20, [2])])
+def test_of_a_line_that_goes_on_for_ever_the_middle_is_not_read(place, found):
+    parts = [b"z" * (1 << 20)] * 24
+    parts[place] = b" CUDA out of memory. Tried to allocate 2.00 GiB. " + parts[place]
+    scanner = Scanner()
+    for part in (*parts, b"\n" + OOM.format(3).encode()):
+        scanner.feed(part)
+    assert [hit.number for hit in scanner.finish()] == found
+    assert scanner.lines == 2
+
+
 def test_lines_that_only_look_like_something_stop_costing_time():
     lines = [f"INFO 11-29 10:00:00 [a.py:1] Using model {number} for nothing" for number in range(5000)]
     hits, scanner = scan("\n".join(lines))

@@ -45,6 +45,10 @@ def test_for_people_it_is_text(server, capsys):
     out = capsys.readouterr().out
     assert "● kv_preemption_storm" in out
     assert "--max-num-seqs 64 → 11" in out
+    places = [line.split() for line in out.splitlines() if line.startswith("    at     ")]
+    assert len(places) == 5  # two GPUs of one machine are short of memory
+    assert all(place[1] == "host" for place in places)
+    assert ["at", "host", "gpu-058,", "gpu"] in [place[:4] for place in places]
 
 
 def test_it_looks_for_as_long_as_it_is_told(server, capsys):

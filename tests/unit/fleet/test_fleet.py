@@ -11,7 +11,10 @@ import pytest
 from fleet_data import STEP_SECONDS, host_name, page
 
 from gpuwatch.config import EndpointConfig
+from gpuwatch.diagnosis.explanation import Explanation
+from gpuwatch.diagnosis.finding import Advice, Evidence
 from gpuwatch.pipeline.fleet.driver import LONGEST_INTERVAL
+from gpuwatch.pipeline.fleet.findings import FleetAlert, Said, Teller
 from gpuwatch.pipeline.fleet.questions import Phrasing, scrape_seconds
 from gpuwatch.tui.history import History
 from gpuwatch.tui.view.build import build
@@ -83,6 +86,27 @@ def test_what_the_machines_own_gpuwatch_said_is_the_cause_and_the_advice(server,
     (advice,) = storm.advice
     assert (advice.flag, advice.current, advice.proposed) == ("--max-num-seqs", "64", "11")
     assert storm.evidence[0].text == "GpuwatchKvPreemptionStorm fires in Prometheus"
+
+
+@pytest.mark.parametrize(
+    ("own", "flags"),
+    [
+        ([("--kv-cache-dtype", "fp8"), ("--max-num-seqs", "11")], ["--kv-cache-dtype", "--max-num-seqs"]),
+        ([("--kv-cache-dtype", "fp8"), ("--max-num-seqs", "9")], ["--max-num-seqs"]),
+        ([], ["--max-num-seqs"]),
+    ],
+)
+def test_more_changes_are_named_where_our_explanation_comes_to_the_one_that_was_told(own, flags):
+    labels = tuple(sorted({"alertname": "A", "diagnosis": "kv_preemption_storm", "host": "h", "server": "s"}.items()))
+    info = tuple(sorted({"id": "kv_preemption_storm", "host": "h", "server": "s", "cause": "told", "advice": "words",
+                         "flag": "--max-num-seqs", "from": "64", "to": "11"}.items()))  # fmt: skip
+    advice = tuple(Advice("own", flag, "x", to) for flag, to in own)
+    teller = Teller(Phrasing(), {})
+    teller.said[labels] = Said(MS, Explanation("own cause", 0.9, (Evidence("seen", "s"),), advice))
+    (found,) = teller.findings([FleetAlert(labels, MS, ("", "h"))], [info])
+    assert found.cause == "told"
+    assert [one.flag for one in found.advice] == flags
+    assert Advice("words", "--max-num-seqs", "64", "11") in found.advice
 
 
 def test_without_it_the_same_diagnosis_explains_over_http(server, fleet_of):

@@ -127,16 +127,20 @@ def test_impossible_values_are_absent(machine, watch):
     assert watched.absent("temperature_celsius") == (Reason.FAILED, "the driver reported an impossible value")
 
 
-def test_more_used_memory_than_there_is_is_no_reading(machine, watch):
+@pytest.mark.parametrize(
+    "memory",
+    [{"mem_used": 2**60}, {"mem_used": 85_899_345_921, "mem_total": 85_899_345_920}, {"mem_total": 2**63}],
+)
+def test_memory_that_cannot_be_is_no_reading(machine, watch, memory):
     fake = machine(gpus=1)
-    fake.set(0, mem_used=2**60)
+    fake.set(0, **memory)
     watched = watch(fake)
     watched.poll()
     assert watched.value("memory_used_bytes") is None
     assert watched.value("memory_used_high_bytes") is None
     assert watched.absent("memory_used_bytes") == (Reason.FAILED, "the driver reported an impossible value")
     assert watched.state() == "ok"
-    fake.set(0, mem_used=70_000_000_000)
+    fake.set(0, mem_used=70_000_000_000, mem_total=85_899_345_920)
     watched.until(lambda: watched.value("memory_used_bytes") == 70_000_000_000)
     assert watched.value("memory_used_high_bytes") <= 70_000_000_000
 

@@ -75,6 +75,30 @@ def test_a_cache_of_mixed_width_is_no_setting_that_exists():
     assert "neither vLLM nor SGLang" in found.costs
 
 
+def test_a_cache_of_mixed_width_is_never_better_than_the_narrow_one():
+    small = engine(gib=24, tp=8)
+    narrow = row(what_if(small), "--kv-cache-dtype auto → fp8")
+    found = row(what_if(small), "KV of the last 4,096 tokens in 16 bits")
+    # The last 4,096 tokens take what 8,192 of the narrow type do; the weights are the same.
+    assert found.max_context == narrow.max_context - 4096
+    assert found.max_concurrency == pytest.approx(narrow.max_concurrency * 131072 / (131072 + 4096))
+    assert found.engine.residents.weights == small.residents.weights
+
+
+@pytest.mark.parametrize(("kind", "flag"), [("vllm", "--max-model-len"), ("sglang", "--context-length")])
+def test_the_context_that_would_fit_is_said_where_the_one_asked_for_does_not(kind, flag):
+    deployment = Deployment(kind, (0, 33, 0), 79.3 * GIB, tp=1, context=1_048_576, sequences=256, fraction=0.92)
+    asked = Engine(WIDE, deployment, parameters=16e9)
+    found = row(what_if(asked), f"{flag} 1048576 → ")
+    length = found.engine.deployment.context
+    # 79.3 x 0.92 GiB less 29.8 of weights and about 3 more leave 40 GiB: 1.2 times the cache of 219 thousand tokens.
+    assert length == pytest.approx(219_000, rel=0.03)
+    assert (found.verdict, length % 1024) == ("fits", 0)
+    longer = asked.with_deployment(context=length + 1024)
+    assert verdict_of([longer]) == "tight" or capacity_of(longer).max_concurrency < 1
+    assert not [r for r in what_if(found.engine) if r.change.startswith(flag)]
+
+
 def test_two_changes_are_proposed_where_no_single_one_is_enough():
     # 10 GiB of KV cache on each card: with 8.3 GiB of 4-bit weights 22 of 24 GiB, too close without an 8-bit cache
     hard = engine(gib=24, tp=2, context=131072)

@@ -274,3 +274,14 @@ def test_a_program_that_ignores_the_request_to_end_is_killed(tool, source):
 def test_a_wrong_spec_is_an_error_for_whoever_asks_first():
     with pytest.raises(SourceError, match="allowed is docker:NAME"):
         command_for("docker:a b", 10)
+
+
+def test_all_lines_of_an_error_are_told_the_error_first(tool, source, clock):
+    tool(
+        "kubectl", "echo 'memcache.go: retrying'; echo 'error: no server'; echo 'did you name the right host?'; exit 1"
+    )
+    batches = poll_until(source("k8s:prod/vllm-0"), lambda batches: batches[-1].reason is Reason.FAILED)
+    assert batches[-1].detail == (
+        "pod prod/vllm-0: kubectl ended with status 1: "
+        "error: no server; memcache.go: retrying; did you name the right host?"
+    )

@@ -169,6 +169,7 @@ def test_the_facts_of_a_real_start_of_0_10_2():
         "kv.blocks": 40,
         "kv.blocks_profiled": 4096,
         "kv.blocks_override": 40,
+        "load.begun": True,
         "start.seconds": 4.49,
     }
     assert found["flag.num-gpu-blocks-override"] == 40

@@ -125,3 +125,9 @@ def test_log_lines_reach_the_snapshot_newest_last(pipeline):
     batch = scenario.Batch("log:vllm.log", START, lines=(line, replace(line, line=2, text="again")))
     result = run(pipeline, [(START, [batch])])[-1]
     assert [item.text for item in pipeline.snapshot(result).lines] == ["hello", "again"]
+
+
+def test_a_moment_that_is_not_kept_says_how_far_back_one_can_look(pipeline):
+    run(pipeline, [(START, []), (START + 1000, [])])
+    with pytest.raises(LookupError, match=r"the oldest is 30 s away$"):
+        pipeline.at(START - 30_000)

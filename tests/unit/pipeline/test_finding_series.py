@@ -48,12 +48,15 @@ def test_a_firing_finding_is_a_series_with_cause_and_the_first_change():
     assert set(texts(batch)[0]) - {"__name__"} == set(METRICS["gpuwatch_finding_info"].labels)
 
 
-def test_the_text_stays_for_five_minutes_and_is_then_refreshed():
+def test_the_text_of_the_first_second_is_replaced_after_20_s_and_stays_for_five_minutes_then():
     made = FindingSeries("me")
     first = made.batch(START, [FINDING])
     other = replace(FINDING, cause="30 preemptions in 60 s")
-    assert made.batch(START + 299_999, [other]).keys is first.keys
-    assert texts(made.batch(START + 300_000, [other]))[0]["cause"] == "30 preemptions in 60 s"
+    assert made.batch(START + 19_999, [other]).keys is first.keys
+    second = made.batch(START + 20_000, [other])
+    assert texts(second)[0]["cause"] == "30 preemptions in 60 s"
+    assert made.batch(START + 319_999, [FINDING]).keys is second.keys
+    assert texts(made.batch(START + 320_000, [FINDING]))[0]["cause"] == "26 preemptions in 60 s"
 
 
 def test_a_clock_that_was_set_back_refreshes_instead_of_freezing():

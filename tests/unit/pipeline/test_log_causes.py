@@ -162,3 +162,43 @@ def test_a_log_that_was_replaced_is_judged_from_its_beginning(follow):
     follow.path.write_text("")
     follow.run(3)
     assert follow.run(3, BEGIN + NO_BLOCKS).ids == ["no_kv_blocks"]
+
+
+def test_a_failure_counts_although_its_first_two_polls_come_in_one_tick(follow):
+    with follow.path.open("a") as file:
+        file.write(BEGIN)
+    first = follow.source.poll()
+    with follow.path.open("a") as file:
+        file.write(NO_BLOCKS)
+    follow.clock.advance(1.0)
+    follow.pipeline.tick(follow.clock.now(), [first, follow.source.poll()])
+    assert follow.run(2).ids[0] == "no_kv_blocks"
+
+
+@pytest.mark.parametrize(
+    ("text", "dead"),
+    [
+        (BEGIN + NO_BLOCKS, True),
+        (BEGIN + POOL + READY, False),
+        (BEGIN + NO_BLOCKS + BEGIN_AGAIN + POOL + READY, False),
+        # What served and goes on is not dead because a request ran out of memory.
+        (BEGIN + POOL + READY + oom() + "\n", False),
+        (
+            BEGIN
+            + POOL
+            + READY
+            + "ERROR 02-01 10:05:00 [x.py:1] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.\n",
+            True,
+        ),
+    ],
+)
+def test_a_log_whose_server_was_gone_before_it_was_read_is_known(text, dead, tmp_path):
+    found = Follow(tmp_path)
+    found.path.write_text(text)
+    found.source.close()
+    found.source = LogSource(str(found.path), "h", found.clock)
+    found.run(1)
+    assert found.pipeline.dead_logs == ((str(found.path),) if dead else ())
+    found.run(1, BEGIN_AGAIN)
+    assert found.pipeline.dead_logs == ()
+    found.source.close()

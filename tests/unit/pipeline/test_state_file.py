@@ -77,18 +77,43 @@ def test_a_damaged_file_is_one_line_and_is_replaced(tmp_path, caplog, content, s
 
 
 @pytest.mark.parametrize("content", [b"my diary", b'{"other": 1}', b"\x00\x01", b"[]"])
-def test_a_foreign_file_is_one_line_and_never_written_over(tmp_path, caplog, content):
-    path = tmp_path / "s.json"
+def test_a_foreign_file_is_set_aside_in_one_line_and_what_is_saved_outlives_a_restart(tmp_path, caplog, content):
+    path, aside = tmp_path / "s.json", tmp_path / "s.json.bad"
     path.write_bytes(content)
     state = StateFile(path)
     assert state.load(NOW) == ()
-    assert caplog.messages == [
-        f"{path}: is no state file of gpuwatch and is left alone; nothing will outlive a restart"
-    ]
+    assert caplog.messages == [f"{path}: is no state file of gpuwatch; it is kept as {aside}, findings start anew"]
     state.start()
     state.update(ALERTS, NOW)
-    state.stop(5)
-    assert path.read_bytes() == content
+    state.stop(20)
+    assert aside.read_bytes() == content
+    assert StateFile(path).load(NOW) == ALERTS
+
+
+def test_a_second_foreign_file_is_left_alone_and_neither_is_written_over(tmp_path, caplog):
+    path, aside = tmp_path / "s.json", tmp_path / "s.json.bad"
+    path.write_text("second")
+    aside.write_text("first")
+    state = StateFile(path)
+    assert state.load(NOW) == ()
+    said = "is no state file of gpuwatch and is left alone (s.json.bad: File exists); nothing will outlive a restart"
+    assert caplog.messages == [f"{path}: {said}"]
+    state.start()
+    state.update(ALERTS, NOW)
+    state.stop(20)
+    assert (path.read_text(), aside.read_text()) == ("second", "first")
+
+
+def test_a_pipe_or_a_device_in_the_place_of_the_file_is_left_alone(tmp_path, caplog):
+    path = tmp_path / "s.json"
+    os.mkfifo(path)
+    state = StateFile(path)
+    assert state.load(NOW) == ()
+    assert caplog.messages == [f"{path}: is no regular file and is left alone; nothing will outlive a restart"]
+    state.start()
+    state.update(ALERTS, NOW)
+    state.stop(20)
+    assert path.is_fifo()
 
 
 def test_a_folder_in_the_place_of_the_file_is_one_line(tmp_path, caplog):

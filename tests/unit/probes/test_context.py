@@ -93,6 +93,34 @@ def test_a_stated_length_that_is_refused_is_said():
     result = probed(Engine(mishap=lambda tokens, number: 400 if tokens > 3000 else None))
     assert outcomes(result)["full length"] == "refused"
     assert "4,088 tokens (full length): refused: HTTP 400" in " ".join(result.conclusion)
+    assert "The length of 4,096 is not real: refused at 4,088." in result.conclusion
+    (finding,) = result.findings
+    assert finding.id == "context_refused"
+    assert finding.advice[0].text == "keep a request with its answer within 2,052 tokens"  # half of 4,088, and 8
+
+
+def test_the_limit_that_a_refusal_names_is_the_real_one():
+    stated = [{"id": "m", "owned_by": "vllm", "max_model_len": 4096}]
+    result = probed(Engine(limit=1500, models=stated))
+    assert "The length of 4,096 is not real: refused at 2,044." in result.conclusion
+    (finding,) = result.findings
+    assert (finding.advice[1].flag, finding.advice[1].current, finding.advice[1].proposed) == (
+        "--max-model-len",
+        "4096",
+        "1500",
+    )
+    assert "maximum context length is 1500 tokens" in finding.evidence[1].text
+
+
+def test_a_length_beyond_the_model_is_called_accepted_only_where_it_was():
+    facts = {"model.context": Fact("model.context", 2048, "config.json")}
+    refused = probed(Engine(mishap=lambda tokens, number: 400 if tokens > 1500 else None), ContextOptions(facts=facts))
+    accepted = probed(Engine(), ContextOptions(facts=facts))
+    texts = [
+        next(finding.evidence[0].text for finding in result.findings if finding.id == "rope_context")
+        for result in (refused, accepted)
+    ]
+    assert texts == ["the server states a limit of 4,096 tokens", "a request of 4,096 tokens was accepted"]
 
 
 def test_a_length_beyond_what_the_model_was_made_for_is_a_finding_with_the_log_line():

@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from gpuwatch.probes import ramp
-from gpuwatch.probes.client import Client, Reply
+from gpuwatch.probes.client import Client, ProbeError, Reply, Server
 from gpuwatch.probes.limits import Pool, read_pool
 from gpuwatch.probes.meter import Meter, Peaks
 from gpuwatch.probes.ramp import RampOptions
+from gpuwatch.probes.ramp_verdict import findings
 from gpuwatch.probes.run import GONE, INTERRUPTED, OUT_OF_TIME, Run
 from gpuwatch.probes.wave import judge
 from tests.unit.probes.engine import Engine, serving
@@ -138,6 +140,51 @@ def test_a_limit_on_sequences_is_not_taken_for_a_full_pool():
     result = probed(engine, RampOptions(concurrencies=(4,), first=256, longest=256, output=8))
     assert [row["outcome"] for row in result.rows] == ["sequences"]
     assert any("--max-num-seqs" in sentence for sentence in result.conclusion)
+
+
+def test_a_wave_that_fills_the_pool_with_as_many_as_ever_ran_is_limited_by_sequences():
+    # 45 usable blocks of 16: 720 tokens. Two prompts of 256 leave no room for a third, but there never ran three.
+    engine = Engine(blocks=46, block=16, sequences=2, limit=512, prefill_rate=100_000.0, decode_seconds=0.003)
+    result = probed(engine, RampOptions(concurrencies=(4,), first=64, longest=256, output=8))
+    assert [row["outcome"] for row in result.rows] == ["sequences"] * 3
+    text = " ".join(result.conclusion)
+    assert "4 requests at once: at most 2 ran at the same time" in text
+    assert "go well" not in text
+    assert "goes well" not in text
+    assert "figures give" not in text
+    assert (result.fact("carried_at_4"), result.fact("expected_at_4")) == (None, None)
+    assert not result.advice
+
+
+def test_only_a_request_that_was_accepted_is_called_accepted():
+    run = SimpleNamespace(server=Server("http://a", "vllm", max_model_len=4096), started=0.0)
+    pool = Pool(2560, 128, 19)
+    for accepted, words in (
+        (0, "states a limit of 4,096"),
+        (2432, "states a limit of"),
+        (3000, "One of 3,000 is acce"),
+    ):
+        (finding,) = findings(run, pool, accepted)
+        assert words in finding.cause
+        assert ("accepted" in finding.cause) == (accepted == 3000)
+        assert "accepted" not in finding.evidence[1].text
+
+
+def test_where_no_request_is_answered_that_is_said():
+    result = probed(Engine(mishap=lambda tokens, number: 400 if tokens > 20 else None), RampOptions((1,), output=8))
+    assert result.fact("answered") is False
+    assert "No request was answered" in " ".join(result.conclusion)
+    with pytest.raises(ProbeError, match=r"--max-tokens 5,000: the server takes 4,096 tokens with the prompt"):
+        probed(Engine(), RampOptions((1,), output=5000))
+
+
+def test_a_cap_that_keeps_room_for_what_is_generated_while_waiting_says_so():
+    engine = Engine(blocks=400, block=16, limit=512, prefill_rate=100_000.0)
+    result = probed(engine, RampOptions(concurrencies=(2,), first=440, output=8))
+    # 512 less 8 for the answer, and an eighth, 64, for what is generated meanwhile
+    assert result.fact("carried_at_2") == 440
+    assert "for the 64 tokens that a request may generate" in result.conclusion[0]
+    assert "by the server's figures 504 tokens fit" in result.conclusion[0]
 
 
 def test_what_can_never_fit_is_not_sent_and_is_a_finding():

@@ -9,14 +9,16 @@ import threading
 
 import pytest
 
-from gpuwatch.probes import digits, needle, order
+from gpuwatch.probes import digits, digits_verdict, needle, order
 from gpuwatch.probes.client import ProbeError
 from gpuwatch.probes.digits import DigitsOptions
 from gpuwatch.probes.digits_verdict import Pairs, quantised, read_baseline
+from gpuwatch.probes.limits import Pool
 from gpuwatch.probes.needle import NeedleOptions
 from gpuwatch.probes.order import OrderOptions
-from gpuwatch.probes.questions import usable_lengths
-from tests.unit.probes.scripted import MODEL, Scripted, asked, count, facts, perfect, running
+from gpuwatch.probes.questions import left_out, usable_lengths
+from gpuwatch.probes.statistics import Share
+from tests.unit.probes.scripted import MODEL, PrefixCache, Scripted, asked, count, facts, perfect, running
 
 LENGTHS = (300, 600)
 NEEDLE = NeedleOptions(lengths=LENGTHS, depths=(0.0, 0.5, 1.0), trials=4)
@@ -122,8 +124,13 @@ def test_a_refused_length_is_no_failed_recall():
         result = needle.probe(run, NEEDLE)
     rows = {row["length_tokens"]: row for row in result.rows}
     assert (rows[600]["of"], rows[600]["recall_ratio"], rows[600]["failed"]) == (0, None, 4)
-    assert result.fact("verdict") == "passes"
+    assert result.fact("verdict") == "not complete"
     assert result.fact("reads_up_to") == 300
+    assert (
+        result.conclusion[0]
+        == "The model finds the fact at every length that was answered: 12 of 12 (100 %, 76 to 100 %)."
+    )
+    assert result.conclusion[1].startswith("No question was answered at 600 tokens")
     assert any("12 of 32 requests got no answer (12 refused)" in sentence for sentence in result.conclusion)
 
 
@@ -207,6 +214,54 @@ def test_lengths_double_up_to_what_the_server_takes_with_an_answer():
     assert usable_lengths((3000, 500, 9000), 4096) == (500, 3000)
     with pytest.raises(ProbeError, match="--lengths: the server takes 4,096 tokens"):
         usable_lengths((9000,), 4096)
+
+
+def test_lengths_that_the_kv_pool_has_no_room_for_are_left_out_and_named():
+    pool = Pool(2048, 16, 127)  # 127 blocks of 16: 2,032 tokens; less 3 % are 1,971, less 48 for the answer
+    assert usable_lengths((), 8192, pool) == (1024, 1923)
+    assert usable_lengths((), None, pool) == (1024, 1923)
+    assert usable_lengths((500, 3000), 8192, pool) == (500,)
+    assert left_out((), 8192, pool, (1024, 1923)) == (
+        "Left out, because the KV pool has room for 2,032 tokens only: everything from 1,924 to 7,898.",
+    )
+    assert left_out((500, 3000, 9000), 8192, pool, (500,)) == (
+        "Left out, because the server takes less: 9,000.",
+        "Left out, because the KV pool has room for 2,032 tokens only: 3,000.",
+    )
+    assert left_out((), 8192, Pool(20_000, 16, 1249), (1024, 2048, 4096, 7898)) == ()
+    with pytest.raises(ProbeError, match=r"--lengths: the KV pool has room for 2,032 tokens; allowed: up to 1,923"):
+        usable_lengths((3000,), 8192, pool)
+
+
+@pytest.mark.parametrize("module", [needle, order])
+def test_a_small_pool_caps_the_lengths_of_a_probe(module):
+    options = NeedleOptions((300, 4000), (0.5,), 2) if module is needle else OrderOptions((300, 4000), 2)
+    with running(Scripted(cache=PrefixCache(blocks=64))) as run:
+        result = module.probe(run, options)
+    assert {row["length_tokens"] for row in result.rows} == {300}
+    assert any("room for 1,008 tokens only: 4,000" in sentence for sentence in result.conclusion)
+
+
+def test_digits_refuse_a_text_that_the_pool_has_no_room_for():
+    with running(Scripted(cache=PrefixCache(blocks=64))) as run, pytest.raises(ProbeError, match="room for 1,008"):
+        digits.probe(run, DigitsOptions((8,), 2, 4000))
+
+
+def test_an_order_is_not_respected_at_lengths_without_an_answer():
+    with running(Scripted(fails=lambda prompt: 400 if count(prompt) > 450 else None)) as run:
+        result = order.probe(run, OrderOptions(lengths=(300, 600), trials=8))
+    assert result.fact("verdict") == "not complete"
+    assert "at every length that was answered" in result.conclusion[0]
+    assert "600 tokens" in result.conclusion[1]
+
+
+def test_digits_without_an_answer_do_not_pass_and_lengths_differ_only_where_that_is_shown():
+    share = {8: Share(20, 20), 16: Share(0, 0)}
+    assert digits_verdict.verdict(share) == "not complete"
+    # Wilson intervals: 15 of 20 is 53-89 %, 19 of 20 is 76-99 %, 5 of 20 is 11-47 %
+    assert digits_verdict.lengths_differ({8: Share(19, 20), 16: Share(15, 20)}) == "; the lengths are not told apart"
+    assert digits_verdict.lengths_differ({8: Share(19, 20), 16: Share(5, 20)}).startswith("; the lengths differ")
+    assert digits_verdict.lengths_differ({8: Share(15, 20)}) == ""
 
 
 # order
@@ -405,5 +460,5 @@ def test_an_interrupted_comparison_does_not_wait_for_the_other_server():
 
 
 def test_a_text_that_does_not_fit_is_refused_before_anything_is_asked():
-    with running(Scripted(limit=900)) as run, pytest.raises(ProbeError, match="give a smaller --tokens"):
+    with running(Scripted(limit=900)) as run, pytest.raises(ProbeError, match="give a smaller --length"):
         digits.probe(run, DigitsOptions((8,), 2, 4000))

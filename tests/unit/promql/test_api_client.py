@@ -244,3 +244,23 @@ def test_our_own_certificate_is_shown_where_it_is_asked_for(certificate, client_
             client_of(url, ca_file=trusted).ask("/x")
     finally:
         server.close()
+
+
+def test_an_error_after_a_redirect_names_the_host_that_failed(server, client_of):
+    other = Server()
+    other.close()
+    server.redirect = f"http://localhost:{other.port}/y"
+    client = client_of(f"http://127.0.0.1:{server.port}")
+    with pytest.raises(SourceError, match=rf"nothing listens at localhost:{other.port}$"):
+        client.ask("/x")
+    with pytest.raises(SourceError, match=rf"nothing listens at localhost:{other.port}$"):
+        client.ask("/x", json=[])
+
+
+def test_an_answer_says_which_address_gave_it(server, client_of):
+    other = Server()
+    client = client_of(f"http://127.0.0.1:{server.port}")
+    assert client.ask("/x").url == f"http://127.0.0.1:{server.port}/x"
+    server.redirect = f"http://127.0.0.1:{other.port}/y"
+    assert client.ask("/x").url == f"http://127.0.0.1:{other.port}/y"
+    other.close()

@@ -32,7 +32,7 @@ class Server:
 
     def __init__(self):
         self.status, self.body, self.kind, self.delay = 200, b"", "application/json", 0.0
-        self.asked = []
+        self.asked, self.location = [], ""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -41,6 +41,8 @@ class Server:
                 outer.asked.append((self.path, {key: value[0] for key, value in parse_qs(form).items()}, self.headers))
                 self.send_response(outer.status)
                 self.send_header("Content-Type", outer.kind)
+                if outer.location:
+                    self.send_header("Location", outer.location)
                 self.send_header("Content-Length", str(len(outer.body)))
                 self.end_headers()
                 for byte in range(len(outer.body) if outer.delay else 0):
@@ -128,15 +130,22 @@ def test_the_servers_own_message_is_kept_on_one_line(server, querier):
             "HTTP 200 with text/html; charset=utf-8 instead of",
         ),
         ((502, "text/plain", b"bad gateway"), "HTTP 502 with text/plain instead of JSON"),
-        ((401, "text/plain", b""), "HTTP 401 with text/plain instead of JSON"),
+        (
+            (401, "text/plain", b""),
+            "HTTP 401 (give user and password_file, or token_file, in [prometheus]",
+        ),
+        ((403, "application/json", b'{"status": "error", "error": "no"}'), "HTTP 403 (give user and password_file"),
+        ((200, "application/json", b"[" * 100_000), "instead of JSON"),
         ((200, "application/json", b'{"status": "succ'), "instead of JSON"),
         ((200, "application/json", b"[1]"), "without a Prometheus answer"),
         ((500, "application/json", b"{}"), "HTTP 500 without a Prometheus answer"),
-        ((200, "application/json", b'{"status": "success"}'), "unexpected shape"),
+        ((200, "application/json", b'{"status": "success"}'), "unexpected shape (no data)"),
+        ((200, "application/json", b'{"status": "success", "data": null}'), "unexpected shape (no data)"),
+        ((200, "application/json", b'{"status": "success", "data": 7}'), "has an unexpected shape"),
         ((200, "application/json", b'{"status": "success", "data": {"resultType": "matrix"}}'), "a matrix"),
         (
             (200, "application/json", json.dumps({"status": "success", "data": {**VECTOR, "result": [{}]}}).encode()),
-            "unexpected shape",
+            "unexpected shape (no 'metric')",
         ),
     ],
 )
@@ -147,6 +156,17 @@ def test_an_answer_that_is_none_is_one_clear_line(server, querier, answer, why):
     assert why in str(caught.value)
     assert server.url in str(caught.value) or "not a vector" in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert "Error" not in str(caught.value)
+
+
+def test_a_login_that_is_asked_for_after_a_redirect_is_that_of_the_host_that_asks(server, querier):
+    other = Server()
+    other.status = 401
+    server.status, server.location = 307, other.url + "/login"
+    with pytest.raises(PromQLError) as caught:
+        querier.instant("up", 1000)
+    assert str(caught.value).startswith(f"{other.url}/login: HTTP 401 (give user")
+    other.close()
 
 
 def test_a_partial_answer_is_an_error(server, querier):

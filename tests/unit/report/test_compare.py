@@ -238,6 +238,27 @@ def test_the_command_compares_recordings(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["runs"][1]["recording"] == "b.rec"
 
 
+def test_a_few_windows_that_are_all_alike_are_not_better_where_the_loads_differ():
+    # 20 windows are less than seven blocks of three
+    pair = versus(run("a", seed=1, noise=0, count=20), run("b", seed=2, noise=0, count=20, rate=120.0, running=10.0))
+    known = row(pair, "generated tokens")
+    assert known.comparison.difference == pytest.approx(0.2)
+    assert (known.comparison.low, known.verdict) == (None, "too short to say")
+    same = versus(run("a", seed=1, noise=0, count=20), run("b", seed=2, noise=0, count=20, rate=120.0))
+    assert row(same, "generated tokens").verdict == "better"
+
+
+def test_runs_that_cannot_be_compared_are_exit_code_three(tmp_path, capsys):
+    first, second = (str(record(tmp_path / f"{name}.rec", steady(6))) for name in "ab")
+    for more in ((), ("--json",)):
+        assert main(["compare", first, second, *more]) == 3
+        captured = capsys.readouterr()
+        assert captured.out
+        assert (
+            captured.err == "gpuwatch compare: B cannot be compared with A: too little work in at least one of them\n"
+        )
+
+
 def test_what_cannot_be_compared_is_said_in_one_line(tmp_path, capsys):
     good = str(record(tmp_path / "a.rec", steady(2)))
     empty = str(record(tmp_path / "empty.rec", []))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -11,10 +13,11 @@ from unit.report.runs import GIB, START, page, record, run, steady, window
 
 from gpuwatch.cli import main
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding, NotEnough
-from gpuwatch.report import html, markdown, run_report, svg
+from gpuwatch.report import html, markdown, probes, run_report, svg
 from gpuwatch.report.data import Curve, EngineRun, GpuRun, RunData, Setting
 from gpuwatch.report.document import Document, Figure, Heading, Items, Lines, Table, Text
-from gpuwatch.report.probes import ProbeFileError, read
+from gpuwatch.report.probes import ProbeData, ProbeFileError, read
+from gpuwatch.report.run_report import verdict
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m|`*_[x](http://e.example)"
 
@@ -263,6 +266,43 @@ def test_a_file_that_is_no_result_of_a_probe_is_refused(tmp_path, content, messa
     path.write_text(content)
     with pytest.raises(ProbeFileError, match=message):
         read(path)
+
+
+def probed(**changes):
+    finding = {"severity": "critical", "title": "It does not fit", "cause": "Too long."}
+    finding |= {"id": "max_model_len_exceeds_kv", "advice": [{"text": "or accept less", "flag": "--max-model-len"}]}
+    return ProbeData("ramp", RESULT | {"findings": [finding], "advice": [], **changes})
+
+
+def test_findings_of_probes_count_in_the_verdict_and_their_advice_is_read():
+    quiet = full(findings=())
+    text = verdict(quiet, (probed(), probed())).text
+    assert text == "Critical: max_model_len_exceeds_kv, found by probe ramp. It does not fit."
+    assert probes.advice((probed(),)) == ["--max-model-len: accept less (probe ramp)"]
+    known = full()
+    (worst,) = {finding.severity for finding in known.findings if finding.severity == "critical"} or {"warning"}
+    assert ("found by probe" in verdict(known, (probed(),)).text) == (worst == "warning")
+    assert verdict(quiet, (probed(findings=[]),)).tone == "good"
+
+
+def test_a_flag_without_a_value_keeps_its_name_and_an_advice_stands_once():
+    item = {"text": "make the pool larger", "flag": "--gpu-memory-utilization", "from": None, "to": None}
+    other = {"text": "accept less", "flag": "--max-model-len", "from": "4096", "to": "2048"}
+    data = probed(findings=[{"id": "x", "severity": "warning", "advice": [item]}], advice=[item, other])
+    assert probes.advice((data,)) == [
+        "--gpu-memory-utilization: make the pool larger (probe ramp)",
+        "--max-model-len 4096 → 2048: accept less (probe ramp)",
+    ]
+
+
+@pytest.mark.parametrize("pack", [bytes, lzma.compress])
+def test_a_recording_that_is_not_packed_or_packed_otherwise_is_read(tmp_path, capsys, pack):
+    packed = record(tmp_path / "a.rec", steady(5)).read_bytes()
+    (tmp_path / "b.rec").write_bytes(pack(gzip.decompress(packed)))
+    assert main(["report", str(tmp_path / "b.rec")]) == 0
+    out = capsys.readouterr().out
+    assert "b.rec" in out.splitlines()[0]
+    assert "gpuwatch-" not in out
 
 
 @pytest.mark.parametrize(

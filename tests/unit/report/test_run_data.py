@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from unit.pipeline import scenario
 from unit.report.runs import GIB, LAUNCH, START, card, page, record, steady
@@ -9,9 +11,9 @@ from gpuwatch.diagnosis.finding import Finding
 from gpuwatch.pipeline.run_data import Collector, collect
 from gpuwatch.pipeline.run_windows import MOST_POINTS, MOST_WINDOWS, EngineBook, Points, rows_of
 from gpuwatch.recording import Header, Tick
-from gpuwatch.report.figures import added_seconds
+from gpuwatch.report.figures import added_seconds, for_plot
 from gpuwatch.report.load import marks_of
-from gpuwatch.report.run_report import when
+from gpuwatch.report.run_report import verdict, when
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +23,7 @@ def rules():
 
 def book(ticks, width=2000):
     """Return the windows of an engine whose pages are given as (second, fields)."""
-    kept = EngineBook(width)
+    kept = EngineBook(width, 10_000)
     for second, fields in ticks:
         batch = page(second, **fields)
         ((_, rows),) = rows_of(batch).items()
@@ -46,6 +48,20 @@ def test_what_came_during_a_gap_belongs_to_the_whole_gap():
     windows = book([(0, {}), (2, {"tokens": 20}), (12, {"tokens": 120})])
     assert windows[-1].seconds == 10
     assert windows[-1].counted["generation_tokens"] == 100
+
+
+def test_what_came_while_nothing_was_sampled_for_long_belongs_to_no_window():
+    windows = book([(0, {}), (2, {"tokens": 20}), (13, {"tokens": 1120}), (15, {"tokens": 1140})])
+    assert [(window.start - START, window.end - START) for window in windows] == [(0, 2000), (13_000, 15_000)]
+    assert [window.counted["generation_tokens"] for window in windows] == [20, 20]
+
+
+def test_a_long_run_with_a_hole_has_wider_windows_on_either_side_of_it():
+    seconds = [*range(2 * MOST_WINDOWS + 1), *range(9000, 9000 + 2 * MOST_WINDOWS + 1)]
+    windows = book([(second, {"tokens": second}) for second in seconds])
+    assert len(windows) <= MOST_WINDOWS + 1
+    assert added_seconds(windows) == 4 * MOST_WINDOWS
+    assert sum(window.counted["generation_tokens"] for window in windows) == 4 * MOST_WINDOWS
 
 
 def test_reasons_are_added_up_and_histograms_kept_by_bound():
@@ -164,6 +180,40 @@ def test_after_a_clock_went_back_time_goes_on(tmp_path, rules):
     (engine,) = data.engines
     assert list(engine.curves["running"].times) == sorted(engine.curves["running"].times)
     assert all(window.seconds > 0 for window in engine.windows)
+
+
+@pytest.mark.parametrize(("later", "words"), [(7230, "no samples for 2 h"), (30 + 86_400, "no samples for 1 d")])
+def test_a_session_that_was_appended_later_adds_its_own_time_only(tmp_path, rules, later, words):
+    ticks = steady(30) + [(later + second, batches) for second, batches in late(later)]
+    data = collect(record(tmp_path / "a.rec", ticks), rules)
+    (engine,) = data.engines
+    assert sum(window.counted["generation_tokens"] for window in engine.windows) == 6000
+    assert added_seconds(engine.windows) == data.sampled_seconds == 60
+    (problem,) = data.problems
+    assert problem.startswith(words)
+    assert "after 0:30" in problem
+    assert all(point.counted["generation_tokens"] == 100 * point.seconds for point in for_plot(engine.windows))
+    assert "Nothing wrong was found in 1 min" in verdict(data).text
+
+
+def late(start, seconds=30, rate=100):
+    return [
+        (second, [page(start + second, tokens=500_000 + rate * second), card(start + second, 60 * GIB)])
+        for second in range(seconds + 1)
+    ]
+
+
+def test_an_engine_that_was_silent_for_long_while_others_were_not_is_named(tmp_path, rules):
+    ticks = [(second, [card(second, GIB), *([page(second)] if not 10 < second < 50 else [])]) for second in range(61)]
+    data = collect(record(tmp_path / "a.rec", ticks), rules)
+    assert [problem.partition(":8000 ")[2][:8] for problem in data.problems] == ["for 40 s"]
+    assert data.sampled_seconds == 60
+
+
+def test_a_recording_from_the_future_says_so(tmp_path, rules):
+    created = round((time.time() + 3 * 86_400 + 100) * 1000)
+    data = collect(record(tmp_path / "a.rec", steady(3), created=created), rules)
+    assert any("begins 3 days from now: one of the two clocks is wrong" in problem for problem in data.problems)
 
 
 def test_sources_that_do_not_answer_are_named(tmp_path, rules):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -227,12 +228,31 @@ async def test_the_selection_stays_on_its_finding_when_the_list_changes(screen):
     storm = scenes.storm_findings()
     async with screen(140, 45) as s:
         await s.push(scenes.storm(findings=storm[3:]))
-        await s.press("4")
+        await s.press("4", "home")
         assert "─ gpu_headroom_low ─" in s.text()
         await s.push(scenes.storm(scenes.START + 61_000))
         assert "─ gpu_headroom_low ─" in s.text()
         await s.push(scenes.storm(scenes.START + 62_000, findings=storm[:3]))
         assert "─ throughput_collapse ─" in s.text()
+
+
+async def test_before_anybody_chose_the_worst_finding_is_in_sight_also_when_the_first_one_is_over(screen):
+    storm, labels = scenes.storm_findings(), {"host": "node-1"}
+    over = replace(storm[3], state="resolved", until=scenes.START + 61_000)
+    new = [
+        replace(storm[0], id=f"new_{i}", title=f"new trouble {i}", since=scenes.START, labels=labels) for i in range(4)
+    ]
+    async with screen(80, 24) as s:
+        await s.push(scenes.storm(findings=storm[3:]))
+        assert "gpu_headroom_low" in s.text()
+        await s.push(scenes.storm(scenes.START + 61_000, findings=(*new, over)))
+        panel = s.app.screen.query_one("#findings", Panel)
+        assert panel.scroll_offset.y == 0
+        assert panel.selected == new[0].key
+        assert "new_0" in s.text()
+        await s.press("down")
+        await s.push(scenes.storm(scenes.START + 62_000, findings=(new[0], *new[2:], new[1], over)))
+        assert panel.selected == new[1].key
 
 
 async def test_space_pauses_what_is_shown_and_nothing_is_lost(screen):

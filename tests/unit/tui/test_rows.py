@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from gpuwatch.diagnosis.finding import Finding
-from gpuwatch.model import series
+from gpuwatch.model import LogLine, series
 from gpuwatch.snapshot import Answer, Recording, RuleView, SourceState
+from gpuwatch.tui.draw import engine_details, frame, gpu_details
 from gpuwatch.tui.draw import engines as draw_engines
 from gpuwatch.tui.draw import findings as draw_findings
-from gpuwatch.tui.draw import frame, gpu_details
 from gpuwatch.tui.draw import gpus as draw_gpus
 from gpuwatch.tui.draw import logs as draw_logs
 from gpuwatch.tui.draw import rules as draw_rules
@@ -94,7 +94,7 @@ def test_a_gpu_whose_figures_are_late_is_not_said_to_hang():
     scene = scenes.Scene()
     scene.add("gpu_state", 1, **scenes.gpu_labels(0), state="late")
     (late,) = model_of(scenes.snapshot(scene)).gpus
-    assert late.problem == "GPU 0 gives no new figures: the NVML worker waits for a processor"
+    assert late.problem == "GPU 0 gives no new figures: the NVML worker may wait for a processor"
 
 
 def test_hung_and_lost_gpus_say_so_and_the_others_keep_their_figures():
@@ -458,3 +458,68 @@ def test_answers_of_other_labels_do_not_leak_into_a_row():
     model = model_of(snapshot)
     assert [(gpu.host, gpu.index) for gpu in model.gpus] == [("node-07", "0"), ("node-07", "1"), ("other", "0")]
     assert model.gpus[0].get("gpu_memory_used") == 74.1 * scenes.GIB
+
+
+def test_a_rank_that_is_gone_does_not_stay_because_its_rates_look_back():
+    scene = scenes.Scene()
+    scene.server()
+    scene.rank(dp="0", running=2.0, kv_usage=0.5)
+    scene.add("eviction_rate", 0.1, **scenes.rank_labels(dp="1"))
+    scene.add("ttft_p95", 0.2, **scenes.rank_labels(dp="1"))
+    (engine,) = model_of(scenes.snapshot(scene)).engines
+    assert [rank.dp_rank for rank in engine.ranks] == ["0"]
+
+
+def test_latencies_that_look_back_are_not_shown_of_a_server_that_does_not_answer():
+    scene = scenes.Scene()
+    scene.add("ttft_p95", 0.2, **scenes.rank_labels())
+    down = {"engine": {"up": False, "reason": "failed", "detail": "the page is no metrics page"}}
+    (engine,) = model_of(scenes.snapshot(scene, sources=scenes.sources(**down))).engines
+    assert engine.ranks == ()
+    assert "the page is no metrics page" in engine.problem
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("(EngineCore_DP0 pid=32) ERROR 11-30 00:38:44 [core.py:700] boom", "boom"),
+        ("[2026-02-01 10:00:00 DP1 TP0] Prefill batch, #new-seq: 1", "DP1 TP0 Prefill batch, #new-seq: 1"),
+        ("Traceback (most recent call last):", "Traceback (most recent call last):"),
+        ("INFO 11-30 00:38:44 [core.py:700] ", "INFO 11-30 00:38:44 [core.py:700] "),
+    ],
+)
+def test_a_log_line_is_listed_without_what_engines_print_before_it_and_whole_in_its_details(text, shown):
+    line = LogLine("vllm.log", 7, scenes.START, "ERROR", text)
+    assert plain(draw_logs.log_line(line, 120, 0)).rstrip().endswith(shown.rstrip())
+    assert ("core.py" in plain(draw_logs.log_line(line, 120, 0))) == ("core.py" in shown)
+    assert text.strip() in "\n".join(texts(draw_logs.details(line, 120)))
+
+
+@pytest.mark.parametrize(("each", "whole"), [(38, True), (24, False)])
+def test_the_heading_of_a_chart_is_not_cut_in_its_largest_value(each, whole):
+    model = model_of(scenes.storm())
+    heads = [head for head, _, _ in engine_details.chart_blocks(model, model.engines[0].ranks[0], each, 3)]
+    generation = next(head for head in heads if head.startswith("generation"))
+    assert ("max" in generation) is whole
+    assert all(len(head) <= each for head in heads)
+
+
+def test_a_gpu_that_needs_a_reset_is_not_said_to_be_reset():
+    scene = scenes.Scene()
+    scene.add("gpu_state", 1, **scenes.gpu_labels(0), state="resetting")
+    (gpu,) = model_of(scenes.snapshot(scene)).gpus
+    assert gpu.problem == "GPU 0 needs a reset"
+
+
+def test_what_the_selected_gpu_does_not_tell_has_one_sign_in_the_legend():
+    scene = scenes.Scene()
+    scene.gpu(0)
+    scene.on_gpu(0, held=73.6)
+    scene.server()
+    scene.rank(kv_usage=0.5)
+    scene.add("gpu_state", 1, **scenes.gpu_labels(1), state="ok")
+    gpus = model_of(scenes.snapshot(scene)).gpus
+    line = plain(draw_gpus.legend(gpus, gpus[1], 199))
+    assert "weights n/a" in line
+    assert "free n/a" in line
+    assert " -" not in line

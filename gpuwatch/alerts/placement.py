@@ -1,0 +1,58 @@
+"""Which engine a GPU works for: what ties an alert about a card to one about an engine of the same host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuwatch.promql.values import PromQLError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpuwatch.promql.values import Querier
+
+RECENT = "max_over_time(gpuwatch_gpu_engine[10m])"
+"""A card that is lost has no processes any more, so what used it lately counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What used which GPU lately, as (host, uuid, server)."""
+
+    pairs: frozenset[tuple[str, str, str]] = frozenset()
+
+    def __or__(self, other: Placement) -> Placement:
+        """Return what either of the two knows."""
+        return self if other.pairs <= self.pairs else Placement(self.pairs | other.pairs)
+
+    def servers(self, labels: Mapping[str, str]) -> frozenset[str]:
+        """Return the engines that an alert with `labels` is about.
+
+        That is the engine it names, else those that used its GPU. An alert about a log of no known engine is about
+        the only engine of its host that uses a GPU, and about none where there are several.
+        """
+        if labels.get("server"):
+            return frozenset({labels["server"]})
+        host = labels.get("host", "")
+        if labels.get("uuid"):
+            return frozenset(server for at, uuid, server in self.pairs if (at, uuid) == (host, labels["uuid"]))
+        every = frozenset(server for at, _, server in self.pairs if at == host)
+        return every if len(every) == 1 else frozenset()
+
+    def shared(self, one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+        """Return whether two alerts are about the same engine."""
+        return not self.servers(one).isdisjoint(self.servers(other))
+
+
+NOWHERE = Placement()
+
+
+def placed(querier: Querier, time: int) -> Placement:
+    """Return what used which GPU in the ten minutes before `time` (milliseconds)."""
+    try:
+        found = [dict(labels) for labels in querier.instant(RECENT, time).labels]
+    except PromQLError:
+        return NOWHERE
+    pairs = {(labels.get("host", ""), labels.get("uuid", ""), labels.get("server", "")) for labels in found}
+    return Placement(frozenset(pair for pair in pairs if pair[1] and pair[2]))

@@ -1,0 +1,55 @@
+"""What a model's architecture tells beyond the fields of its config: defaults of its class, and if it is known.
+
+Source: the configuration classes of ``transformers`` and the models of vLLM's ``model_executor/models/registry.py``.
+"""
+
+from __future__ import annotations
+
+_TWO_MATRICES = (
+    *("gpt2", "gptneox", "gptj", "gpt_neox", "gptbigcode", "gpt_bigcode", "opt", "bloom", "falcon", "phiforcausallm"),
+    *("starcoder2", "nemotron", "mpt", "whisper"),
+)
+_GATED = ("nemotron-nas", "nemotron_nas", "falconh1", "falcon_h1")
+_UNTIED = ("falconh1", "falcon_h1")
+_TIED = ("gemma", "gpt2", "opt", "bloom", "cohere", "phi1", "falcon", "gptbigcode", "gpt_bigcode", "mpt", "whisper")
+_FOUR_TIMES = ("gpt2", "falcon", "bloom", "gptj", "gptbigcode", "gpt_bigcode", "mpt")
+_TWO_PARTS = ("t5", "bart", "whisper", "marian", "pegasus", "seamless", "moonshine")
+_FAMILIES = """
+afmoe apertus aquila arcee arctic aria aya baichuan bailing bamba bart bert blip bloom chameleon chatglm codegen
+cogvlm cohere command dbrx deci deepseek dots ernie exaone falcon fuyu gemma glm gpt granite grok h2ovl hcx hunyuan
+hymba idefics intern jais jamba keye kimi lfm2 llada llama llava longcat mamba marian mimo minicpm minimax ministral
+mistral mixtral mllama molmo moonlight mpt nemotron nvlm olmo openelm opt orion ovis pangu pegasus persimmon phi
+pixtral plamo qwen rwkv seamless seed skywork smol solar stablelm starcoder step t5 tarsier telechat teleflm
+ultravox voxtral whisper xverse zamba
+"""
+_KNOWN = tuple(_FAMILIES.split())
+
+
+def is_gated(architecture: str) -> bool:
+    """Return whether the feed-forward part has a gate besides its up and its down projection."""
+    return not _has(architecture, _TWO_MATRICES) or _has(architecture, _GATED)
+
+
+def is_tied(architecture: str) -> bool:
+    """Return whether embedding and head are one matrix where the config says nothing."""
+    return _has(architecture, _TIED) and not _has(architecture, _UNTIED)
+
+
+def is_four_times(architecture: str) -> bool:
+    """Return whether the feed-forward width is four times the model's where the config says nothing."""
+    return _has(architecture, _FOUR_TIMES)
+
+
+def has_two_parts(architecture: str) -> bool:
+    """Return whether it is an encoder with a decoder."""
+    return _has(architecture, _TWO_PARTS)
+
+
+def is_known(architecture: str) -> bool:
+    """Return whether it belongs to a family whose shape this package computes."""
+    return _has(architecture, _KNOWN)
+
+
+def _has(architecture: str, parts: tuple[str, ...]) -> bool:
+    lower = architecture.lower()
+    return any(part in lower for part in parts)

@@ -1,0 +1,60 @@
+"""Whether an engine starts at all with the ranks that it is given: what both engines check before they load anything.
+
+Sources: vLLM's ``config/model.py`` (``verify_with_parallel_config``) and ``config/parallel.py``;
+``QKVParallelLinear`` of both engines.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpuwatch.ledger.budget import Deployment
+    from gpuwatch.ledger.model import Model
+
+
+def obstacles(model: Model, deployment: Deployment) -> tuple[str, ...]:
+    """Return why the engine will not start, a sentence each, the numbers of ranks at fault and what is allowed."""
+    heads, ranks = model.q_heads, deployment.attention_tp
+    if heads and heads % ranks:
+        return (f"{heads} query heads cannot be divided over {ranks} ranks: it will not start",)
+    uneven = sorted(
+        group.kv_heads
+        for group in model.attention
+        if group.kind != "mla" and group.kv_heads and max(group.kv_heads, ranks) % min(group.kv_heads, ranks)
+    )
+    if uneven:
+        return (f"{uneven[0]} KV heads can neither be divided over {ranks} ranks nor copied: it will not start",)
+    return () if deployment.dcp == 1 else _shared_context(model, deployment)
+
+
+def _shared_context(model: Model, deployment: Deployment) -> tuple[str, ...]:
+    """Return what forbids decode context parallelism; SGLang shares out heads and tokens together and takes any."""
+    dcp, tp = deployment.dcp, deployment.tp
+    words = f"decode context parallelism over {dcp} of {tp} tensor-parallel ranks"
+    if tp % dcp:
+        return (f"{words}: the ranks must be a multiple of it, so it will not start",)
+    most = most_sharing(model, deployment)
+    if dcp <= most:
+        return ()
+    kv = model.kv_heads
+    if most == 1:
+        return (f"{words}: vLLM demands more ranks than the {kv} KV heads, so it will not start",)
+    return (f"{words}: with {kv} KV heads at most {most} is allowed, so it will not start",)
+
+
+def most_sharing(model: Model, deployment: Deployment) -> int:
+    """Return the largest degree of decode context parallelism that the engine takes; 1 where it takes none.
+
+    Ranks may share a context where they hold the same KV heads: all of them with latent attention, else the copies.
+    The query heads of a KV head must be a multiple of it, too.
+    """
+    tp = deployment.tp
+    plain = [group.kv_heads for group in model.attention if group.kind != "mla"]
+    if deployment.engine == "sglang" or not plain:
+        return tp
+    heads = max(plain)
+    if not heads or tp <= heads:
+        return 1
+    queries = model.q_heads // heads
+    return max(degree for degree in range(1, tp // heads + 1) if tp % degree == 0 and queries % degree == 0)

@@ -1,0 +1,101 @@
+"""Ranks with which an engine does not start, and a cache that is never larger than the cards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuwatch.ledger.budget import GIB, Deployment
+from gpuwatch.ledger.kv import bytes_per_token
+from gpuwatch.ledger.need import Engine
+from gpuwatch.ledger.plan import fewest_gpus, make_plan, verdict_of
+from gpuwatch.ledger.pool import pool_of, request_bytes
+from gpuwatch.ledger.starts import most_sharing, obstacles
+from gpuwatch.ledger.whatif import what_if
+from tests.unit.ledger.models import model
+
+QUERY = 64
+LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+
+
+def shape(kv_heads, heads=QUERY, **more):
+    return model(40, kv_heads, 128, num_attention_heads=heads, **more)
+
+
+def launched(of=None, kind="vllm", context=32768, **more):
+    deployment = Deployment(kind, (0, 33, 0) if kind == "vllm" else (0, 5, 23), 80 * GIB, context=context, **more)
+    return Engine(shape(8) if of is None else of, deployment)
+
+
+@pytest.mark.parametrize(
+    ("of", "ranks", "says"),
+    [
+        (shape(8), {"tp": 3}, "64 query heads cannot be divided over 3 ranks"),
+        (shape(8), {"tp": 128}, "64 query heads cannot be divided over 128 ranks"),
+        (shape(6, 48), {"tp": 4}, "6 KV heads can neither be divided over 4 ranks nor copied"),
+        (shape(8), {"tp": 8, "dcp": 4}, "vLLM demands more ranks than the 8 KV heads"),
+        (shape(8), {"tp": 16, "dcp": 4}, "with 8 KV heads at most 2 is allowed"),
+        (shape(8), {"tp": 16, "dcp": 3}, "the ranks must be a multiple of it"),
+        (shape(2, 8), {"tp": 8, "dcp": 8}, "with 2 KV heads at most 4 is allowed"),
+        (shape(8, **LATENT), {"tp": 8, "dcp": 16}, "the ranks must be a multiple of it"),
+    ],
+)
+def test_ranks_that_the_engine_refuses_are_no_plan_whatever_the_memory(of, ranks, says):
+    engine = launched(of, **ranks)
+    (reason,) = obstacles(of, engine.deployment)
+    assert says in reason
+    assert verdict_of([engine]) == "does_not_fit"
+    assert make_plan([engine]).notes[0] == reason
+
+
+@pytest.mark.parametrize(
+    ("of", "ranks"),
+    [
+        (shape(8), {"tp": 16, "dcp": 2}),
+        (shape(4), {"tp": 16, "dcp": 4}),
+        (shape(1), {"tp": 8}),
+        (shape(8, **LATENT), {"tp": 8, "dcp": 8}),
+        (shape(8), {"tp": 8, "dcp": 4, "kind": "sglang"}),
+    ],
+)
+def test_ranks_that_the_engine_takes_are_judged_by_memory(of, ranks):
+    engine = launched(of, **ranks)
+    assert obstacles(of, engine.deployment) == ()
+    assert verdict_of([engine]) != "does_not_fit"
+
+
+def test_the_query_heads_of_a_kv_head_bound_the_degree_too():
+    assert most_sharing(shape(2, 12), launched(tp=12).deployment) == 6
+    assert most_sharing(shape(4, 24), launched(tp=16).deployment) == 2  # 16 / 4 = 4, but 6 query heads
+
+
+def test_a_way_out_of_wrong_ranks_is_proposed_and_nothing_that_leaves_them():
+    rows = what_if(launched(tp=8, dcp=4))
+    assert "--decode-context-parallel-size 4 → 1" in [row.change for row in rows]
+    assert all(row.verdict != "does_not_fit" for row in rows)
+    assert "tensor parallel 3 → 2" in [row.change for row in what_if(launched(tp=3))]
+
+
+def test_the_fewest_cards_are_sought_among_those_that_start():
+    assert fewest_gpus([replace(launched(tp=3), parameters=60e9)]) == 2  # 112 GiB of weights
+    assert fewest_gpus([replace(launched(tp=8, dcp=4), parameters=8e9)]) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    heads=st.sampled_from([1, 2, 3, 4, 6, 8, 16]),
+    ranks=st.tuples(st.integers(1, 64), st.sampled_from([1, 2, 3, 4, 8, 16])).filter(lambda pair: pair[1] <= pair[0]),
+    pp=st.integers(1, 4),
+    kind=st.sampled_from(["vllm", "sglang"]),
+    latent=st.booleans(),
+)
+def test_a_pool_holds_no_more_than_the_cards_have(heads, ranks, pp, kind, latent):
+    tp, dcp = ranks
+    of = shape(heads, **(LATENT if latent else {}))
+    deployment = launched(of, kind, tp=tp, dcp=dcp, pp=pp).deployment
+    whole, cards = bytes_per_token(of, "auto"), tp * pp
+    assert pool_of(of, deployment, GIB).tokens * whole <= cards * GIB * 1.000001
+    assert request_bytes(of, deployment, 4096) * cards >= 4096 * whole * 0.999999
