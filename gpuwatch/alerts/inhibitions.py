@@ -98,7 +98,7 @@ INHIBITIONS: tuple[Inhibition, ...] = (
         ),
         SERVER,
     ),
-    Inhibition("max_model_len_exceeds_kv", ("engine_down",), SERVER),
+    Inhibition("max_model_len_exceeds_kv", ("engine_down", "kv_preemption_storm", "sglang_retraction_storm"), SERVER),
     *(Inhibition(failure, ("engine_down",), SERVER) for failure in (*FAILED_STARTS, *DEATHS)),
     *(Inhibition(failure, ("worker_died",), LOG) for failure in (*FAILED_STARTS, *DEATHS[1:])),
     Inhibition("startup_gpu_shared", ("no_kv_blocks", "max_model_len_exceeds_kv"), LOG),

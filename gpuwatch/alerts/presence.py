@@ -39,6 +39,12 @@ _FAMILIES = {
     "gpuwatch_log_": ("gpuwatch_log_lines_total", "no log is read"),
     "gpuwatch_host_": ("gpuwatch_host_memory_total_bytes", "the host is not read"),
 }
+STEP = "gpuwatch_gpu_memory_step_bytes"
+"""Exists for the GPUs of engines that are seen and answer."""
+_USED_BY_UNSEEN = f"""
+    gpuwatch_gpu_memory_used_bytes > 0.05 * gpuwatch_gpu_memory_total_bytes unless on (host, uuid) {STEP}
+"""
+"""GPUs that something uses, and no engine that is seen; contexts and displays take less."""
 _OWN = frozenset({"ALERTS", "ALERTS_FOR_STATE"})
 _MOST_ALTERNATIVES = 64
 
@@ -95,6 +101,7 @@ class Presence:
         self._seen: dict[str, tuple[Labels, ...]] = {}
         self._servers: dict[str, str] = {}
         self._down: frozenset[str] = frozenset()
+        self._unseen: tuple[str, ...] = ()
         self._missing: dict[int, tuple[Missing, ...]] = {}
         self._refreshed: int | None = None
         self._first: int | None = None
@@ -107,7 +114,7 @@ class Presence:
             return
         self._refreshed = time
         changed = [self._look_up(name, time) for name in self._names]
-        if not any([self._look_up_sources(time), *changed]):
+        if not any([self._look_up_sources(time), self._look_up_unseen(time), *changed]):
             return
         self._servers = self._known_servers()
         self._missing = {
@@ -147,6 +154,19 @@ class Presence:
         self._down = down
         return changed
 
+    def _look_up_unseen(self, time: int) -> bool:
+        """Look up which GPUs are used by something that is no engine here; return whether that changed."""
+        if STEP not in self._names:
+            return False
+        try:
+            found = self._querier.instant(_USED_BY_UNSEEN, time).labels
+        except PromQLError:
+            found = ()
+        unseen = tuple(sorted({label(labels, "gpu") or label(labels, "uuid") for labels in found}))
+        changed = unseen != self._unseen
+        self._unseen = unseen
+        return changed
+
     def _known_servers(self) -> dict[str, str]:
         """Return every engine by server, with its kind where a series tells it."""
         servers: dict[str, str] = {}
@@ -167,6 +187,8 @@ class Presence:
         if not possible:
             return (self._nowhere(_least(absent for _, absent in general)),)
         engine = [frozenset(name for name in names if name.startswith(ENGINE)) for names in possible]
+        if self._unseen and all(STEP in names for names in possible):
+            return (self._nowhere(frozenset({STEP})),)
         if not all(engine):
             return ()
         if not self._servers:
@@ -196,6 +218,8 @@ class Presence:
 
     def _nowhere(self, names: frozenset[str]) -> Missing:
         metrics = tuple(sorted(names))
+        if self._unseen and metrics == (STEP,):
+            return Missing(metrics, reason=f"GPU {', '.join(self._unseen)}: no engine that uses it is seen and answers")
         for prefix, (probe, reason) in _FAMILIES.items():
             if all(name.startswith(prefix) for name in names) and not self._live.get(probe, _NOTHING).exists:
                 return Missing(metrics, reason=reason)

@@ -1,13 +1,14 @@
 """Prometheus rule files: reading, checking, and laying a user's rules over the shipped ones.
 
-The format is that of Prometheus 2.42 (``model/rulefmt``), nothing more: a file that loads here loads there. A file
-with any problem is refused as a whole with all its problems listed; the other files are used.
+The format is that of Prometheus 2.42 (``model/rulefmt``), nothing more: a file without a problem here loads there. All
+problems of a file are listed. Prometheus refuses a file with any; here a user's other rules are used, so that
+a slip in one does not take the others away.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 FILE_KEYS = ("groups",)
 GROUP_KEYS = ("name", "interval", "limit", "rules")
+SEVERITIES = ("critical", "warning", "info")
+"""The severities that findings have; a rule may carry another one for those who route its alerts."""
 RULE_KEYS = ("alert", "record", "expr", "for", "keep_firing_for", "labels", "annotations")
 
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
@@ -121,7 +124,8 @@ def shipped_paths() -> tuple[Path, ...]:
 def load(shipped: Iterable[Path] = (), user: Iterable[Path] = ()) -> RuleSet:
     """Load rule files in two layers: a user's rule replaces every shipped rule of the same name.
 
-    Never raises for what is in a file: a file with problems is left out and its problems are returned.
+    Never raises for what is in a file: a user's rule with a problem is left out, a shipped file with one as a whole,
+    and the problems are returned.
     """
     shipped_groups, problems, warnings = _load_layer(shipped, shipped=True)
     user_groups, user_problems, user_warnings = _load_layer(user, shipped=False)
@@ -145,34 +149,37 @@ def _load_layer(paths: Iterable[Path], *, shipped: bool) -> tuple[list[Group], l
     seen: dict[tuple[str, bool, tuple[tuple[str, str], ...]], Rule] = {}
     for path in paths:
         reader = _RuleFileReader(path, shipped=shipped)
-        loaded = reader.groups()
-        fresh = _refuse_duplicates(loaded, seen, reader)
+        loaded, fresh = _without_duplicates(reader.groups(), seen, reader)
         problems.extend(reader.file.problems)
         warnings.extend(reader.warnings)
-        if not reader.file.problems:
+        if not shipped or not reader.file.problems:
             groups.extend(loaded)
             seen.update(fresh)
     return groups, problems, warnings
 
 
-def _refuse_duplicates(
+def _without_duplicates(
     groups: list[Group], seen: Mapping[tuple[str, bool, tuple[tuple[str, str], ...]], Rule], reader: _RuleFileReader
-) -> dict[tuple[str, bool, tuple[tuple[str, str], ...]], Rule]:
-    """Refuse rules whose name and labels another rule of the layer has; return those of this file."""
+) -> tuple[list[Group], dict[tuple[str, bool, tuple[tuple[str, str], ...]], Rule]]:
+    """Refuse rules whose name and labels another rule of the layer has; return the groups and their rules by both."""
     fresh: dict[tuple[str, bool, tuple[tuple[str, str], ...]], Rule] = {}
+    kept = []
     for group in groups:
+        rules = []
         for rule in group.rules:
             key = (rule.name, isinstance(rule, AlertRule), tuple(sorted(rule.labels.items())))
             first = fresh.get(key) or seen.get(key)
             if first is None:
                 fresh[key] = rule
+                rules.append(rule)
                 continue
             message = (
                 f"the name and labels are those of the rule at {first.file}:{first.line}; "
                 "rules of one name must differ in their labels"
             )
             reader.file.problems.append(Problem(rule.file, rule.line, message, rule.name))
-    return fresh
+        kept.append(replace(group, rules=tuple(rules)))
+    return kept, fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +205,7 @@ class _RuleFileReader:
         self._shipped = shipped
 
     def groups(self) -> list[Group]:
-        """Read the groups; only meaningful when no problem was found."""
+        """Read the groups; a rule with a problem is left out of its group."""
         root = self.file.root()
         if root is None:
             return []
@@ -302,6 +309,7 @@ class _RuleFileReader:
         annotations = self._labels(entries.get("annotations"), "annotation")
         if not self._shipped:  # the templates of the shipped rules are known to be good
             self._check_templates(entries.get("labels"), head.labels, "label")
+            self._check_severity(entries.get("labels"), head)
             self._check_templates(entries.get("annotations"), annotations, "annotation")
         if head.plan is None:
             return None
@@ -352,6 +360,19 @@ class _RuleFileReader:
                     _key_node(node, key), f"{key!r} is not allowed as {what} name; allowed are letters, digits and '_'"
                 )
         return labels
+
+    def _check_severity(self, node: Node | None, head: _Head) -> None:
+        """Warn of a severity that no finding has: routing sees it, the screen and the order of findings do not."""
+        severity = head.labels.get("severity", "")
+        if not severity or severity in SEVERITIES or "{{" in severity:
+            return
+        message = (
+            f"severity {severity!r} is shown as a warning, or as the severity of the finding that the label diagnosis "
+            f"names; known are {', '.join(SEVERITIES)}"
+        )
+        line = _key_node(node, "severity")
+        at = line.start_mark.line + 1 if line is not None else head.line
+        self.warnings.append(Problem(head.file, at, message, head.name))
 
     def _check_templates(self, node: Node | None, texts: Mapping[str, str], what: str) -> None:
         for key, text in texts.items():

@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions and their arguments."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     _action(actions, "list", "the rules in use: the shipped ones, with the user's own laid over them")
-    check = _action(actions, "check", "check rule files (without FILE: the rules in use)")
+    check = _action(actions, "check", "check rule files (- for standard input; without FILE: the rules in use)")
     check.add_argument("files", metavar="FILE", nargs="*")
     test = _action(actions, "test", "run rule tests in promtool's format; exit code 1 when one fails")
     test.add_argument("files", metavar="FILE", nargs="+")

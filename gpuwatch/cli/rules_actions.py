@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 FINE = 0
 FAILED = 1
 WRONG = 2
+STDIN = Path("/dev/stdin")
+"""What ``-`` stands for."""
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -47,14 +49,22 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    rules = rulefile.load(user=map(Path, args.files)) if args.files else rules_in_use(config_in_use(args))
+    if args.files:
+        rules, files = rulefile.load(user=map(_path, args.files)), len(args.files)
+    else:
+        config = config_in_use(args)
+        rules, files = rules_in_use(config), len(rulefile.shipped_paths()) + len(config.rules)
     if args.json:
         _print_json({"schema": 1, "rules": len(rules.rules), **_problems_json(rules)})
         return WRONG if rules.problems else FINE
     _print_problems(rules.problems, rules.warnings, quiet=args.quiet)
     if not args.quiet and not rules.problems:
-        print(f"{_count(len(rules.rules), 'rule')} in {_count(len({rule.file for rule in rules.rules}), 'file')}: fine")
+        print(f"{_count(len(rules.rules), 'rule')} in {_count(files, 'file')}: fine")
     return WRONG if rules.problems else FINE
+
+
+def _path(name: str) -> Path:
+    return STDIN if name == "-" else Path(name)
 
 
 def _test(args: argparse.Namespace) -> int:

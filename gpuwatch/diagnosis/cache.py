@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.baseline import baseline
 from gpuwatch.diagnosis.context import ENGINE_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, logged, measured, percent
@@ -25,7 +26,8 @@ def collapse(subject: Subject) -> Verdict:
     """Explain a share of cached prompt tokens that fell."""
     hits, queries = (subject.select(f"engine_prefix_cache_{name}_total") for name in ("hits", "queries"))
     now = subject.ask(f"rate({hits}[2m]) / (rate({queries}[2m]) > 0)")
-    before = subject.ask(f"rate({hits}[10m] offset 2m) / (rate({queries}[10m] offset 2m) > 0)")
+    past = baseline(subject, "engine_prefix_cache_queries_total", 120)
+    before = subject.ask(f"rate({hits}{past.window}) / (rate({queries}{past.window}) > 0)")
     if now is None or before is None:
         return Unknown("look-ups and hits of the prefix cache over 12 minutes")
     evidence = [
@@ -35,7 +37,7 @@ def collapse(subject: Subject) -> Verdict:
             now,
             "ratio",
         ),
-        measured(f"{percent(before)} in the 10 minutes before", "engine_prefix_cache_hits_total", before, "ratio"),
+        measured(f"{percent(before)} in {past.words}", "engine_prefix_cache_hits_total", before, "ratio"),
     ]
     cause, more, advice, confidence = _why_fewer(subject)
     fell = f"Prefix-cache hits fell from {percent(before)} to {percent(now)}"

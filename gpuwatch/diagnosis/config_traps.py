@@ -259,6 +259,8 @@ def kv_accuracy(subject: Subject) -> Verdict:
     kind = _cache_type(subject)
     stored = f"stored as {kind}" if kind else "quantised"
     lines = subject.events("kv_scale_one", seconds=900)
+    if subject.now("engine_config_kv_cache_unscaled", SERVER_SCOPE) != 1 and fact is None and not lines:
+        return Unknown("what the engine's log says of the scaling factors of its KV cache")
     evidence = [measured(f"the KV cache is {stored}", "engine_config_kv_cache_unscaled", 1.0)]
     evidence += [logged(line) for line in lines[-1:]]
     if fact is not None and not lines:

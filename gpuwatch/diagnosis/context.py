@@ -109,9 +109,11 @@ class Context:
         told = {fact.server for fact in self.facts.all()} | {event.server for event in self.events}
         return (polled | told) - {""}
 
-    def about(self, labels: Mapping[str, str], alert: str = "", value: float = math.nan) -> Subject:
-        """Return the view of this moment on what `alert` with `labels` and `value` is about."""
-        return Subject(self, dict(labels), alert, value)
+    def about(
+        self, labels: Mapping[str, str], alert: str = "", value: float = math.nan, since: int | None = None
+    ) -> Subject:
+        """Return the view of this moment on what `alert` with `labels` and `value`, active `since` then, is about."""
+        return Subject(self, dict(labels), alert, value, since)
 
 
 def selector(name: str, matchers: Mapping[str, str]) -> str:
@@ -126,12 +128,16 @@ def _escaped(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One engine, rank, GPU or source at one moment. Everything it returns is None where it is not known."""
+    """One engine, rank, GPU or source at one moment. Everything it returns is None where it is not known.
+
+    `since` is when the condition of the alert began to hold, in milliseconds.
+    """
 
     context: Context
     labels: dict[str, str]
     alert: str = ""
     value: float = math.nan
+    since: int | None = None
 
     @property
     def server(self) -> str:

@@ -123,7 +123,7 @@ def _verdict(alert: Alert, diagnosis: Diagnosis, context: Context, memory: Memor
         return said[1]
     if over is not None:
         context = context.at(over - 1)
-    subject = context.about(dict(alert.labels), alert.name, alert.value)
+    subject = context.about(dict(alert.labels), alert.name, alert.value, alert.active_at)
     verdict = diagnosis.explain(subject)
     memory.said[alert.labels] = (context.time, verdict)
     return verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.collectives import FIRST_OPERATIONS, unreachable
-from gpuwatch.diagnosis.context import SERVER_SCOPE
+from gpuwatch.diagnosis.context import LOG_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured, percent
 from gpuwatch.diagnosis.finding import Advice
@@ -56,9 +56,10 @@ def nccl_hang(subject: Subject) -> Verdict:
         evidence.append(measured(text, "engine_page_frozen_seconds", frozen, "seconds"))
     evidence += [_reading(rank) for rank in ranks if rank.busy is not None]
     if subject.alert != STANDS and not timeouts:
-        minutes = 5 if subject.alert == NEVER_MET else 10
-        text = f"lines of the engine's log that say so in {minutes} minutes: {count(max(1.0, subject.value))}"
-        evidence.insert(0, measured(text, "log_events_total", subject.value))
+        minutes, told = (5, "rendezvous_timeout") if subject.alert == NEVER_MET else (10, "nccl_timeout")
+        if subject.over("max_over_time", "log_events_total", f"{minutes}m", LOG_SCOPE, event=told):
+            text = f"lines of the engine's log that say so in {minutes} minutes: {count(max(1.0, subject.value))}"
+            evidence.insert(0, measured(text, "log_events_total", subject.value))
     if not evidence:
         return Unknown("the time-out line in the engine's log, or how busy its GPUs are")
     broken = _broken_gpu(subject, ranks)

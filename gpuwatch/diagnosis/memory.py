@@ -51,7 +51,8 @@ def prefill_peak(subject: Subject) -> Verdict:
         text = f"{count(prompts)} prompt tokens were processed in 6 minutes"
         evidence.append(measured(text, "engine_prompt_tokens_total", prompts, "tokens"))
     # With several engines on one card the step cannot be laid to one of them.
-    steps = [(engine, step_of(engine, took, took + max(0.0, left), total, PEAK_WINDOW)) for engine in engines]
+    room = _room(subject, took + max(0.0, left))
+    steps = [(engine, step_of(engine, took, room, total, PEAK_WINDOW)) for engine in engines]
     evidence += [item for engine, step in steps if len(steps) == 1 for item in step_evidence(engine, step)]
     evidence += _others(subject)
     evidence += since_ready(subject)
@@ -61,6 +62,12 @@ def prefill_peak(subject: Subject) -> Verdict:
         cause = f"A prefill took {size(took)} on top of the pool and left {size(left)} free. " + _next_one(steps, left)
     advice = [item for engine, step in steps for item in step_advice(engine, step)]
     return Explanation(cause, 0.8 if prompts else 0.55, tuple(evidence), tuple(advice))
+
+
+def _room(subject: Subject, reached: float) -> float:
+    """Return the bytes that were free before a step: what it took and left, but not more than was ever read as free."""
+    free = subject.over("max_over_time", "gpu_memory_free_bytes", PEAK_WINDOW, GPU_SCOPE)
+    return reached if free is None else min(reached, free)
 
 
 def _next_one(steps: list[tuple[Subject, Step]], left: float) -> str:

@@ -66,7 +66,9 @@ GPU_STATES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def engine_down(subject: Subject) -> Verdict:
     """Explain an engine that does not answer."""
-    age = subject.now("source_age_seconds", SOURCE_SCOPE)
+    if not subject.server or subject.now("source_up", SERVER_SCOPE, source="engine") != 0:
+        return Unknown("the address of an engine whose metrics page cannot be read")
+    age = subject.now("source_age_seconds", SERVER_SCOPE, source="engine")
     if age is None:
         evidence = [measured("no page has been read since gpuwatch started", "source_up", 0.0)]
         cause = f"{subject.server} has never answered: the address is wrong, or the engine did not start."

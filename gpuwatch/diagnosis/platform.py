@@ -19,6 +19,8 @@ RESERVED = 0.02
 
 def unified(subject: Subject) -> Verdict:
     """Say what used and free memory mean on a GPU that shares the machine's memory."""
+    if subject.now("gpu_info", GPU_SCOPE, memory_kind="unified") != 1:
+        return Unknown("the kind of the GPU's memory")
     total = subject.now("host_memory_total_bytes", HOST_SCOPE)
     available = subject.now("host_memory_available_bytes", HOST_SCOPE)
     card = subject.labels.get("name", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.baseline import baseline
 from gpuwatch.diagnosis.bounds import SMALLEST_CHUNK
 from gpuwatch.diagnosis.context import ENGINE_SCOPE, HOST_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
@@ -198,12 +199,13 @@ def context_growth(subject: Subject) -> Verdict:
     tokens = subject.select("engine_prompt_tokens_total")
     first = subject.select("engine_time_to_first_token_seconds_count")
     now = subject.ask(f"rate({tokens}[2m]) / (rate({first}[2m]) > 0)")
-    before = subject.ask(f"rate({tokens}[10m] offset 2m) / (rate({first}[10m] offset 2m) > 0)")
+    past = baseline(subject, "engine_prompt_tokens_total", 120)
+    before = subject.ask(f"rate({tokens}{past.window}) / (rate({first}{past.window}) > 0)")
     if now is None or before is None:
         return Unknown("prompts and prompt tokens over 12 minutes")
     evidence = [
         measured(f"prompts have {count(now)} tokens on average over 2 minutes", "engine_prompt_tokens_total", now),
-        measured(f"{count(before)} in the 10 minutes before", "engine_prompt_tokens_total", before, "tokens"),
+        measured(f"{count(before)} in {past.words}", "engine_prompt_tokens_total", before, "tokens"),
     ]
     hits, queries = (subject.select(f"engine_prefix_cache_{name}_total") for name in ("hits", "queries"))
     found = subject.ask(f"rate({hits}[2m]) / (rate({queries}[2m]) > 0)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.baseline import baseline
 from gpuwatch.diagnosis.capacity import pool_of, typical_length
 from gpuwatch.diagnosis.context import ENGINE_SCOPE, GPU_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
@@ -13,6 +14,7 @@ from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.model import label
 
 if TYPE_CHECKING:
+    from gpuwatch.diagnosis.baseline import Baseline
     from gpuwatch.diagnosis.context import Subject
     from gpuwatch.diagnosis.finding import Evidence
 
@@ -106,22 +108,21 @@ def _refuse(subject: Subject, waiting: float) -> tuple[str, str, str | None, str
 def throughput_collapse(subject: Subject) -> Verdict:
     """Explain output that fell under the same load, by what else changed. What did not is ruled out."""
     series = subject.select("engine_generation_tokens_total")
-    now, before = subject.ask(f"rate({series}[1m])"), subject.ask(f"rate({series}[10m] offset 1m)")
+    past = baseline(subject, "engine_generation_tokens_total", 60)
+    now, before = subject.ask(f"rate({series}[1m])"), subject.ask(f"rate({series}{past.window})")
     if now is None or not before:
         return Unknown("generated tokens of the last 11 minutes")
     evidence = [
         measured(f"{count(now)} tokens/s over 1 minute", "engine_generation_tokens_total", now, "tokens/s"),
-        measured(
-            f"{count(before)} tokens/s in the 10 minutes before", "engine_generation_tokens_total", before, "tokens/s"
-        ),
+        measured(f"{count(before)} tokens/s in {past.words}", "engine_generation_tokens_total", before, "tokens/s"),
     ]
     for name in ("running", "waiting"):
         mean = subject.over("avg_over_time", f"engine_requests_{name}", "1m")
-        earlier = subject.ask(f"avg_over_time({subject.select(f'engine_requests_{name}')}[10m] offset 1m)")
+        earlier = subject.ask(f"avg_over_time({subject.select(f'engine_requests_{name}')}{past.window})")
         if mean is not None and earlier is not None:
             text = f"{mean:.1f} requests {name} on average, {earlier:.1f} before"
             evidence.append(measured(text, f"engine_requests_{name}", mean))
-    causes = [found for look in (_throttled, _fewer_accepted, _longer, _idle_gpus) if (found := look(subject))]
+    causes = [found for look in (_throttled, _fewer_accepted, _longer, _idle_gpus) if (found := look(subject, past))]
     evidence += [item for _, item, _ in causes]
     fell = f"Output fell from {count(before)} to {count(now)} tokens/s under the same load"
     if not causes:
@@ -131,13 +132,13 @@ def throughput_collapse(subject: Subject) -> Verdict:
     return Explanation(cause, 0.75, tuple(evidence), tuple(advice for _, _, advice in causes))
 
 
-def _throttled(subject: Subject) -> tuple[str, Evidence, Advice] | None:
+def _throttled(subject: Subject, past: Baseline) -> tuple[str, Evidence, Advice] | None:
     """Look for a GPU of the engine whose clocks were lowered for a good part of the minute, and more than before."""
     worst = (THROTTLED, "", "")
     for placed, _ in subject.context.samples(subject.select("gpu_engine", SERVER_SCOPE)):
         gpu = subject.context.about(dict(placed))
         throttle = gpu.select("gpu_throttle_seconds_total", GPU_SCOPE)
-        before = dict(subject.context.samples(f"rate({throttle}[10m] offset 1m)"))
+        before = dict(subject.context.samples(f"rate({throttle}{past.window})"))
         for labels, share in subject.context.samples(f"rate({throttle}[1m])"):
             if share > max(worst[0], CHANGED * before.get(labels, 0.0)):
                 worst = (share, label(labels, "gpu"), label(labels, "reason"))
@@ -149,11 +150,11 @@ def _throttled(subject: Subject) -> tuple[str, Evidence, Advice] | None:
     return text, measured(text, "gpu_throttle_seconds_total", share, "ratio"), advice
 
 
-def _fewer_accepted(subject: Subject) -> tuple[str, Evidence, Advice] | None:
+def _fewer_accepted(subject: Subject, past: Baseline) -> tuple[str, Evidence, Advice] | None:
     """Look for speculative decoding whose drafts are accepted less than before."""
     drafted, accepted = (subject.select(f"engine_spec_decode_{name}_tokens_total") for name in ("draft", "accepted"))
     now = subject.ask(f"rate({accepted}[1m]) / (rate({drafted}[1m]) > 0)")
-    before = subject.ask(f"rate({accepted}[10m] offset 1m) / (rate({drafted}[10m] offset 1m) > 0)")
+    before = subject.ask(f"rate({accepted}{past.window}) / (rate({drafted}{past.window}) > 0)")
     if now is None or before is None or now * CHANGED >= before:
         return None
     text = f"drafts are accepted less often ({percent(before)} before, {percent(now)} now)"
@@ -161,12 +162,12 @@ def _fewer_accepted(subject: Subject) -> tuple[str, Evidence, Advice] | None:
     return text, evidence, Advice("draft fewer tokens per step: rejected ones cost time and give nothing")
 
 
-def _longer(subject: Subject) -> tuple[str, Evidence, Advice] | None:
+def _longer(subject: Subject, past: Baseline) -> tuple[str, Evidence, Advice] | None:
     """Look for requests that hold more KV cache than before: each token then costs more."""
     seen = subject.select("engine_kv_cache_usage_ratio")
     running = subject.select("engine_requests_running")
     now = subject.ask(f"avg_over_time({seen}[1m]) / (avg_over_time({running}[1m]) > 0)")
-    before = subject.ask(f"avg_over_time({seen}[10m] offset 1m) / (avg_over_time({running}[10m] offset 1m) > 0)")
+    before = subject.ask(f"avg_over_time({seen}{past.window}) / (avg_over_time({running}{past.window}) > 0)")
     if now is None or not before or now <= CHANGED * before:
         return None
     text = f"a running request holds {now / before:.1f} times the KV cache it held before"
@@ -174,11 +175,11 @@ def _longer(subject: Subject) -> tuple[str, Evidence, Advice] | None:
     return text, evidence, Advice("route very long requests to an engine of their own")
 
 
-def _idle_gpus(subject: Subject) -> tuple[str, Evidence, Advice] | None:
+def _idle_gpus(subject: Subject, past: Baseline) -> tuple[str, Evidence, Advice] | None:
     """Look for GPUs that work less than before: then something else is waited for."""
     joined = f"{subject.select('gpu_engine', SERVER_SCOPE)} * on (host, uuid) group_left () "
     now = subject.context.samples(f"max({joined}avg_over_time(gpuwatch_gpu_busy_ratio[1m]))")
-    before = subject.context.samples(f"max({joined}avg_over_time(gpuwatch_gpu_busy_ratio[10m] offset 1m))")
+    before = subject.context.samples(f"max({joined}avg_over_time(gpuwatch_gpu_busy_ratio{past.window}))")
     if not now or not before or now[0][1] * CHANGED >= before[0][1]:
         return None
     text = f"the GPUs work {percent(now[0][1])} of the time, {percent(before[0][1])} before: they wait for something"

@@ -165,8 +165,11 @@ class MatchOp(VectorOp):
 
     def compute(self, time: int) -> Vector:
         """Apply the operator to each pair; a comparison without bool keeps the pairs for which it holds."""
-        left, right = self._left.at(time), self._right.at(time)
-        if not left.labels or not right.labels:
+        left = self._left.at(time)
+        if not left.labels:
+            return EMPTY
+        right = self._right.at(time)
+        if not right.labels:
             return EMPTY
         swapped = self._matching.group == "right"
         many, one = (right, left) if swapped else (left, right)

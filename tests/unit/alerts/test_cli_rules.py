@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 
 import pytest
 
@@ -62,6 +63,41 @@ def test_check_lists_every_problem_on_stderr(files, capsys):
 def test_check_without_a_file_checks_the_rules_in_use(capsys):
     assert run("check") == 0
     assert capsys.readouterr().out.endswith(": fine\n")
+
+
+def test_check_counts_the_files_that_were_read(files, capsys):
+    (files / "empty.yml").write_text("groups: []\n")
+    assert run("check", files / "empty.yml") == 0
+    assert run("check", files / "empty.yml", files / "good.yml") == 0
+    assert capsys.readouterr().out == "0 rules in 1 file: fine\n1 rule in 2 files: fine\n"
+
+
+def test_check_reads_standard_input(files, capsys):
+    kept = os.dup(0)
+    try:
+        for name, code in (("good.yml", 0), ("bad.yml", 2)):
+            with (files / name).open() as text:
+                os.dup2(text.fileno(), 0)
+            assert run("check", "-") == code
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+    out, err = capsys.readouterr()
+    assert out == "1 rule in 1 file: fine\n"
+    assert err.startswith("/dev/stdin:1: rule Hot: expr: temperature >: ")
+
+
+def test_check_warns_of_a_severity_that_no_finding_has(files, capsys):
+    text = GOOD.replace("severity: info", "severity: page")
+    (files / "page.yml").write_text(text)
+    assert run("check", files / "page.yml") == 0
+    out, err = capsys.readouterr()
+    assert out == "1 rule in 1 file: fine\n"
+    assert "page.yml:1: rule Hot: severity 'page' is shown as a warning" in err
+    assert "known are critical, warning, info" in err
+    (files / "page.yml").write_text(GOOD.replace("severity: info", "severity: '{{ $labels.how }}'"))
+    assert run("check", files / "page.yml") == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_check_as_json(files, capsys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from gpuwatch.alerts.inhibition import InhibitRule, Matcher, alertmanager_yaml, from_table, inhibit
+from gpuwatch.alerts.inhibition import RULES, InhibitRule, Matcher, alertmanager_yaml, from_table, inhibit
 from gpuwatch.alerts.inhibitions import INHIBITIONS, Inhibition
 from gpuwatch.alerts.state import Alert
 
@@ -52,6 +52,21 @@ def test_a_pending_symptom_is_marked_and_a_resolved_one_is_not():
         BY_HOST,
     )
     assert (found["P"], found["R"]) == ("C", "")
+
+
+@pytest.mark.parametrize("storm", ["kv_preemption_storm", "sglang_retraction_storm"])
+def test_a_storm_in_a_pool_that_holds_not_one_longest_request_has_one_root(storm):
+    here = {"host": "a", "server": "s:1", "model_name": "m"}
+    found = muted(
+        [
+            alert("Small", diagnosis="max_model_len_exceeds_kv", **here),
+            alert("Storm", diagnosis=storm, **here),
+            alert("Queue", diagnosis="queue_growth", **here),
+            alert("Elsewhere", diagnosis=storm, **here | {"server": "s:2"}),
+        ],
+        *RULES,
+    )
+    assert found == {"Small": "", "Storm": "Small", "Queue": "Storm", "Elsewhere": ""}
 
 
 def test_labels_missing_on_both_sides_are_equal():

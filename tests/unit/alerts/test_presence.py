@@ -76,6 +76,28 @@ def test_a_gpu_without_one_series_is_not_a_machine_without_gpu(tmp_path):
     assert world.states(state, series("gpuwatch_gpu_power_watts", uuid="u")) == [("ok", "")]
 
 
+def test_a_gpu_that_something_unseen_uses_is_named(tmp_path):
+    world = World(tmp_path, "gpuwatch_gpu_memory_step_bytes > 5")
+
+    def look(*steps: int) -> list[tuple[str, str]]:
+        keys, values = [], []
+        for gpu, used in enumerate((70.0, 60.0, 1.0)):  # of 80; the last one shows a screen
+            labels = {"host": "n", "uuid": f"u{gpu}", "gpu": str(gpu)}
+            keys += [series(f"gpuwatch_gpu_memory_{name}_bytes", **labels) for name in ("used", "total")]
+            values += [used, 80.0]
+            if gpu in steps:
+                keys.append(series("gpuwatch_gpu_memory_step_bytes", **labels))
+                values.append(0.0)
+        world.time += 10_000
+        world.store.append("gpus", world.time, tuple(keys), values)
+        return [(state.status, state.detail) for state in world.rules()]
+
+    unseen = "no engine that uses it is seen and answers"
+    assert look() == [("not_evaluable", f"cannot evaluate: GPU 0, 1: {unseen}")]
+    assert look(0) == [("not_evaluable", f"cannot evaluate: GPU 1: {unseen}")]
+    assert look(0, 1) == [("ok", "")]
+
+
 def test_a_series_that_ends_makes_the_rule_unknown_again(tmp_path):
     world = World(tmp_path, "m > 5")
     assert world.states(series("m")) == [("ok", "")]

@@ -122,7 +122,7 @@ def test_a_complete_page_is_not_blamed_for_what_is_optional(server):  # noqa: F8
 def test_what_the_server_of_a_log_died_of_before_the_watch_is_found(alone, tmp_path):  # noqa: F811  # the fixture
     log = tmp_path / "dead.log"
     log.write_text("vllm: error: unrecognized arguments: --chunked-prefill-size 8192\n")
-    command = [sys.executable, "-m", "gpuwatch", "check", "--for", "1", "--config", str(alone), "--log", str(log)]
+    command = [sys.executable, "-m", "gpuwatch", "check", "--for", "5", "--config", str(alone), "--log", str(log)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert "flag_unknown" in done.stdout
     assert f"log {log}: its server was gone before the watch began" in done.stdout

@@ -10,6 +10,8 @@ from gpuwatch.alerts.engine import Evaluation
 from gpuwatch.alerts.state import Alert
 from gpuwatch.diagnosis.context import Context, Facts, selector
 from gpuwatch.diagnosis.explain import Memory, explain
+from gpuwatch.diagnosis.explanation import Unknown
+from gpuwatch.diagnosis.registry import DIAGNOSES
 from gpuwatch.model import Fact, series
 from gpuwatch.promql.local import LocalQuerier
 from gpuwatch.store import Store
@@ -51,6 +53,23 @@ def test_a_finding_carries_the_identity_of_its_alert_and_no_rule_labels():
     (finding,), _ = explain(Evaluation(START, (alert(),)), context(FROZEN))
     assert finding.labels == ENGINE
     assert (finding.severity, finding.since) == ("critical", START)
+
+
+def test_a_rule_that_always_fires_makes_no_finding_out_of_nothing():
+    nothing = context()
+    for diagnosis in DIAGNOSES.values():
+        for labels in ({}, {"host": "h"}, ENGINE, {"host": "h", "uuid": "GPU-0", "gpu": "0"}):
+            verdict = diagnosis.explain(nothing.about(labels, "Mine", 1.0))
+            assert isinstance(verdict, Unknown) or not verdict.evidence, (diagnosis.id, labels)
+
+
+def test_an_engine_whose_page_is_read_is_not_down_whatever_a_rule_says():
+    source = {"host": ENGINE["host"], "source": "engine", "target": SERVER, "server": SERVER}
+    always = alert(diagnosis="engine_down")
+    findings, lacking = explain(Evaluation(START, (always,)), context({name("source_up", source): 1.0}))
+    assert (findings, [item.id for item in lacking]) == ((), ["engine_down"])
+    (finding,), _ = explain(Evaluation(START, (always,)), context({name("source_up", source): 0.0}))
+    assert finding.cause.startswith(f"{SERVER} has never answered")
 
 
 def test_a_users_own_rule_is_shown_as_it_speaks():

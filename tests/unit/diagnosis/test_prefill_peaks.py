@@ -79,6 +79,23 @@ def test_the_pool_that_makes_room_is_computed_as_well():
     assert flags(finding)[1] == ("--gpu-memory-utilization", "0.95", "0.91")
 
 
+def test_one_peak_has_one_value_whichever_finding_tells_it():
+    # 3.2 GiB on a card of 80 GiB with 3.15 GiB free: the readings at the peak add up to more than was ever free.
+    live = peak(left=0.0, took=3.2) | card(
+        used=after(20, 76.0, 76.0),
+        free=after(20, 3.15, 3.15),
+        peak=after(20, 76.0, 79.2),
+        step=after(20, 0.0, 3.2),
+        transient=after(20, 0.0, 3.2),
+    )
+    live |= BUDGET | steps({"8192.0": 1, "+Inf": 0}) | {name("engine_config_memory_fraction_ratio", CONFIG): 0.92}
+    watch = Watch().run(60, live)
+    assert watch.ids == ["prefill_memory_peak", "gpu_headroom_low"]
+    for finding in watch.findings:
+        # 3.2 GiB for the step and 3.2 GiB to keep, less 3.15 GiB: 3.25 of 80 GiB, so 0.92 - 0.0406, in steps of 0.01.
+        assert flags(finding)[1] == ("--gpu-memory-utilization", "0.92", "0.87")
+
+
 def test_a_step_beyond_what_was_profiled_says_so():
     live = peak() | BUDGET | {name("engine_config_activation_peak_bytes", CONFIG): 2.84 * GIB}
     told = texts(Watch().run(30, live)["prefill_memory_peak"])

@@ -119,6 +119,17 @@ class TestThroughput:
         )
         assert finding.confidence == 0.5
 
+    def test_what_it_was_before_is_what_it_was_before_it_fell(self):
+        # 75 s after the alert became active the ten minutes before the last one hold 75 s of the fall: 362 tokens/s.
+        finding = Watch().run(835, self.live(), every=15)["throughput_collapse"]
+        assert "Output fell from 400 to 100 tokens/s" in finding.cause
+        assert "400 tokens/s in the 10 minutes before" in texts(finding)
+
+    def test_a_shorter_history_is_named_as_long_as_it_is(self):
+        live = self.live() | {name("engine_generation_tokens_total", ENGINE): ramp(480, 400, 100)}
+        found = texts(Watch().run(600, live, every=15)["throughput_collapse"])
+        assert "400 tokens/s in the 8 minutes before" in found
+
     def test_lowered_clocks_are_named_with_the_card(self):
         throttle = series("gpuwatch_gpu_throttle_seconds_total", **gpu(1), reason="thermal")
         live = self.live() | {**placed(0), **placed(1), throttle: ramp(700, 0, 0.8)}

@@ -257,8 +257,8 @@ def test_a_missing_figure_is_named_with_its_reason(server, fleet_of):
 
 
 def test_a_slow_prometheus_is_called_slow(server, fleet_of):
-    server.delay = 0.2
-    look = fleet_of(server, timeout=1.2).look(MS)  # 19 queries in 6 threads: four rounds of 0.2 s
+    server.delay = 0.45
+    look = fleet_of(server, timeout=3.0).look(MS)  # 19 queries in 6 threads: four rounds of 0.45 s
     assert look.snapshot.sources[0].detail.startswith("slow: answers took ")
 
 

@@ -120,10 +120,13 @@ async def test_the_selection_shows_the_findings_of_another_machine(screen):
     async with screen() as s:
         await s.look()
         await s.press("j")
-        title = next(n for n, line in enumerate(s.lines()) if line.startswith(f"─ {host_name(fleet_data.DOWN)} "))
-        below = "\n".join(s.lines()[title:])
-        assert "engine_down" in below
-        assert "kv_preemption_storm" not in below
+
+        def below():
+            title = (n for n, line in enumerate(s.lines()) if line.startswith(f"─ {host_name(fleet_data.DOWN)} "))
+            return "\n".join(s.lines()[next(title, len(s.lines())) :])
+
+        await s.settle(lambda: "engine_down" in below())
+        assert "kv_preemption_storm" not in below()
 
 
 async def test_enter_opens_the_usual_overview_of_the_machine_and_escape_leads_back(screen):

@@ -100,7 +100,7 @@ BROKEN = [
     ("groups: [", "1.yml:2: is not valid YAML"),
     ("groups:\n- name: g\n  rules:\n  - {alert: A, expr: '1', fore: 5s}\n", "1.yml:4: unknown key 'fore'"),
     (
-        "groups:\n- name: g\n  rules:\n  - {alert: A, expr: '1'}\n  - {alert: A, expr: '2'}\n",
+        "groups:\n- name: g\n  rules:\n  - {alert: A, expr: 'vector(1) > 2'}\n  - {alert: A, expr: '2'}\n",
         "1.yml:5: rule A: the name and labels are those of the rule at",
     ),
     ("groups:\n- name: g\n  rules:\n  - {alert: A, expr: 'rate(x)'}\n", "1.yml:4: rule A: expr: rate(x)"),
@@ -130,6 +130,23 @@ def test_a_file_that_is_refused_is_named_with_its_line_and_everything_else_runs_
     assert problem.removeprefix(f"{tmp_path}/").startswith(expected)
     assert "\n" not in problem
     assert ids(result) == ["Mine", "kv_pool_saturated"]
+
+
+def test_the_good_rules_of_a_file_with_a_wrong_one_are_used(tmp_path):
+    text = """\
+        groups:
+          - name: own
+            rules:
+              - {alert: Mine, expr: gpuwatch_engine_requests_waiting > 3}
+              - {alert: GpuwatchKvPoolSaturated, expr: gpuwatch_engine_requests_waiting >}
+              - {alert: Other, expr: gpuwatch_engine_requests_waiting > 3}
+        """
+    pipeline, result = run([write(tmp_path, "1.yml", text)], 10)
+    (problem,) = pipeline.problems(result)
+    assert problem.startswith(f"{tmp_path}/1.yml:5: rule GpuwatchKvPoolSaturated: expr: ")
+    assert sorted(ids(result)) == ["Mine", "Other"]
+    (shipped,) = [rule for rule in pipeline.rules.alerts if rule.name == "GpuwatchKvPoolSaturated"]
+    assert shipped.shipped
 
 
 FAILING = [
