@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             live.stop()
         states = live.pipeline.source_states(live.clock.now())
         code = _report(args, writer, live.clock.monotonic() - begun, states)
-    return INTERRUPTED if code == FINE and signal.SIGINT in ended else code
+    return INTERRUPTED if code != WRONG and signal.SIGINT in ended else code
 
 
 def _until_over(

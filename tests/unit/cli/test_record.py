@@ -54,7 +54,7 @@ def test_a_signal_ends_a_recording_that_is_whole(tmp_path, config, number, code)
     path = tmp_path / "run.rec"
     process = start(path, "--config", config, "--log", LOG, cwd=tmp_path)
     assert process.stderr.readline() == f"gpuwatch: recording to {path}; Ctrl-C ends it\n"
-    until(lambda: ticks_in(path) >= 3)
+    until(lambda: {batch.target for tick in Reader(path).ticks() for batch in tick.batches} >= {f"log:{LOG}", "own"})
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (code, "")

@@ -68,7 +68,7 @@ class Serving:
     def said(self):
         return "".join(self.lines)
 
-    def until(self, condition, seconds=20):
+    def until(self, condition, seconds=60):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             found = condition()
