@@ -207,7 +207,7 @@ def gpuwatch_serve(
     return Program(command, folder / "serve.log", f"http://127.0.0.1:{port}/-/ready", environment), f"127.0.0.1:{port}"
 
 
-def check(*args: str, seconds: float = 60) -> tuple[int, dict]:
+def check(*args: str, seconds: float = 180) -> tuple[int, dict]:
     """Run ``gpuwatch check --json`` and return its exit code and report."""
     done = subprocess.run(
         [sys.executable, "-m", "gpuwatch", "check", "--json", *args], cwd=ROOT, capture_output=True, text=True,
