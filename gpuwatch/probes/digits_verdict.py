@@ -9,6 +9,7 @@ from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
 from gpuwatch.probes.client import ProbeError
 from gpuwatch.probes.questions import Tally, failures_sentence, listed
 from gpuwatch.probes.result import Result
+from gpuwatch.probes.scoring import ENOUGH
 from gpuwatch.probes.statistics import Share, mcnemar, wilson
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from gpuwatch.probes.result import Figure, Value
     from gpuwatch.probes.run import Run
 
-ENOUGH = 0.9
 CERTAIN = 0.05
 """Chance below which a difference between two endpoints is called one."""
 OWN_TYPES = frozenset({"auto", "bfloat16", "float16", "bf16", "fp16", "half", "float32", "float"})

@@ -22,7 +22,7 @@ from gpuwatch.probes.questions import (
     usable_lengths,
 )
 from gpuwatch.probes.result import Result
-from gpuwatch.probes.scoring import judge
+from gpuwatch.probes.scoring import ENOUGH, judge
 from gpuwatch.probes.statistics import Share
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from gpuwatch.probes.run import Run
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-ENOUGH = 0.9
-"""Share of right answers from which a length is said to be read."""
 TRUNCATED = 0.8
 """A prompt that the server counts as less than this share of what was sent was cut."""
 

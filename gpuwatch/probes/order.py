@@ -20,7 +20,7 @@ from gpuwatch.probes.questions import (
     usable_lengths,
 )
 from gpuwatch.probes.result import Result
-from gpuwatch.probes.scoring import judge
+from gpuwatch.probes.scoring import ENOUGH, judge
 from gpuwatch.probes.statistics import Share, mcnemar
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 GAPS: Mapping[str, tuple[float, float]] = {"near": (0.45, 0.55), "far": (0.05, 0.95)}
 """Depths of the two statements: close together, and at both ends."""
-ENOUGH = 0.9
 CERTAIN = 0.05
 """Two-sided chance below which a leaning is called one."""
 Key = tuple[int, str, str]

@@ -13,6 +13,8 @@ Outcome: TypeAlias = Literal["right", "other", "wrong", "none"]
 """The number asked for; another number of the prompt; a number that is nowhere in the prompt; no number."""
 
 # In this order: thousands (4,821,937 or 4 821 937), digits one by one (4 8 2 1), plain and hyphenated (4821-937).
+ENOUGH = 0.9
+"""Share of right answers from which a length is said to be read, and an order to be respected."""
 _NUMBER = re.compile(
     r"[0-9]{1,3}([,. '\u2019_\u00a0\u202f])[0-9]{3}(?:\1[0-9]{3})*(?![0-9])"
     r"|[0-9](?:[ -][0-9])+(?![0-9])"
