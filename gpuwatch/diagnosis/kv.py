@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 STORM_CONFIDENCE = 0.85
 """Several evictions while requests queue: measured on five vLLM versions, never without a storm."""
 ONE_EVICTION_CONFIDENCE = 0.7
-UNHEALED = "GpuwatchKvEvictionUnhealed"
-"""The rule that fires on a single eviction."""
+SEVERAL = 1.5
+"""Evictions from which on the rule needs no other sign; extrapolation makes 1 a little more or less."""
 DOUBTED_CONFIDENCE = 0.4
 """The engine's own counter should have moved and has not: it may be clients that time out and send again."""
 DOUBT_AFTER = "30s"
@@ -70,7 +70,7 @@ def preemption_storm(subject: Subject) -> Verdict:
     ]
     evidence += [doubtful] if doubtful is not None else _not_clients(subject)
     admitted = _admitted(subject, limit)
-    confidence = ONE_EVICTION_CONFIDENCE if subject.alert == UNHEALED else STORM_CONFIDENCE
+    confidence = STORM_CONFIDENCE if max(evicted or 0.0, preempted or 0.0) > SEVERAL else ONE_EVICTION_CONFIDENCE
     confidence += CONFIRMED_BONUS if preempted else 0.0
     cause = kind.cause or _storm_cause(subject, pool, length, admitted, kind.fate)
     if doubtful is not None:

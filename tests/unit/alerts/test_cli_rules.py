@@ -225,8 +225,8 @@ def test_a_section_goes_on_to_the_next_heading_of_its_level(finding, expected):
 
 
 def test_explain_prints_what_the_runbook_says_once_for_all_rules_of_a_finding(capsys):
-    assert run("explain", "kv_preemption_storm") == 0
+    assert run("explain", "sglang_retraction_storm") == 0
     out = capsys.readouterr().out
-    assert out.count("The KV pool is exhausted. ") == 2  # above each of its two rules
+    assert out.count("GpuwatchSglangRetractionStorm") == 1
     assert out.count("**Confirm by hand.**") == 1
-    assert out.index("GpuwatchKvEvictionUnhealed") < out.index("**Confirm by hand.**")
+    assert out.index("GpuwatchSglangRetractionLogged") < out.index("**Confirm by hand.**")

@@ -31,7 +31,7 @@ MINE = """groups:
     labels: {severity: warning}
     annotations: {summary: it fires, description: always}
 """
-SOON = 4.0
+SOON = 12.0
 """Seconds for an end: 2 at most, and as many again for a machine that does much else."""
 
 

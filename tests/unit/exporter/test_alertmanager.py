@@ -86,7 +86,7 @@ class Receiver:
     def wait(self, number):
         """Return the first `number` posts."""
         with self.arrived:
-            assert self.arrived.wait_for(lambda: len(self.posts) >= number, 10), self.posts
+            assert self.arrived.wait_for(lambda: len(self.posts) >= number, 60), self.posts
         return self.posts
 
     def close(self):
@@ -117,7 +117,7 @@ def notifier_for():
 
 
 def settled(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -146,10 +146,10 @@ def test_an_alert_is_sent_with_the_labels_of_the_rule_and_the_advice_of_the_find
 
 
 def test_a_finding_of_two_rules_is_two_alerts_each_with_its_own_start():
-    other = alert("GpuwatchKvEvictionUnhealed", "critical", "kv_preemption_storm", **STORM)
+    other = alert("GpuwatchKvOther", "critical", "kv_preemption_storm", **STORM)
     found = notices([storm(alerts=((STORM_ALERT, START), (other, START + 2000)))])
     assert {notice.since for notice in found.values()} == {START, START + 2000}
-    assert {dict(key)["alertname"] for key in found} == {"GpuwatchKvPreemptionStorm", "GpuwatchKvEvictionUnhealed"}
+    assert {dict(key)["alertname"] for key in found} == {"GpuwatchKvPreemptionStorm", "GpuwatchKvOther"}
 
 
 def test_external_labels_are_added_and_never_replace_a_label_of_the_alert():
@@ -289,7 +289,7 @@ def test_closing_does_not_wait_for_one_that_hangs():
         begun = time.monotonic()
         notifier.notify([], START + 1000)
         notifier.close()
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 15
     finally:
         server.close()
 

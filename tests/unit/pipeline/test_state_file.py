@@ -182,7 +182,7 @@ def test_updates_do_not_wait_for_the_disk(tmp_path):
     begun = time.monotonic()
     for number in range(1000):
         state.update([Saved((("alertname", str(number)),), 1, 1)], number)
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 30  # it would wait for ever
     reader = threading.Thread(target=(tmp_path / "s.json.tmp").read_bytes, daemon=True)
     reader.start()
     state.stop(5)

@@ -34,9 +34,8 @@ class Server:
                 self.wfile.write(outer.body)
 
             def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+                outer.posted.append(self.rfile.read(int(self.headers["Content-Length"])))
                 self.do_GET()
-                outer.posted.append(body)
 
             def log_message(self, *_):
                 pass

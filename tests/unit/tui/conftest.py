@@ -25,7 +25,7 @@ def terminal(monkeypatch):
     time.tzset()
 
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds after which something that was waited for will not happen any more."""
 
 
