@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from gpuwatch.alerts.inhibition import RULES, InhibitRule, asks_where, inhibit
 from gpuwatch.alerts.placement import NOWHERE, Placement, placed
-from gpuwatch.alerts.presence import Missing, Presence, explain_missing
+from gpuwatch.alerts.presence import Presence
 from gpuwatch.alerts.rulefile import AlertRule, Rule, RuleSet
+from gpuwatch.alerts.rulestate import Rendered, RuleError, RuleState, RuleStates, Task
 from gpuwatch.alerts.state import Alert, Result, Saved, alert_labels, restored, step
 from gpuwatch.model import NAME, Labels
 from gpuwatch.promql import templates
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
     from gpuwatch.alerts.rulefile import RecordRule
     from gpuwatch.promql.values import Querier, Vector
 
-Status: TypeAlias = Literal["ok", "pending", "firing", "not_evaluable", "error"]
-
 _ALERTS = "ALERTS"
 
 MOST_SERIES = 1000
 """The most alerts or recorded series of one rule where its group sets no limit of its own."""
+
+RESTING_HOLD_MS = 15_000
+"""A rule that must hold this long before it fires may rest between two looks while it has no alert."""
 
 RESTORE_WINDOW_MS = 5 * 60 * 1000
 """How long after the first tick a saved alert may still come back with its old start: rates need time to exist."""
@@ -38,39 +40,6 @@ class Sink(Protocol):
     def append(self, target: str, time: int, keys: tuple[Labels, ...], values: Sequence[float]) -> None:
         """Append one sample per key; keys that were in the target's previous append and are not in this one end."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class RuleError:
-    """Why a rule failed at this tick; with `expansion`, why the template of one of its labels or annotations did."""
-
-    rule: str
-    file: str
-    line: int
-    message: str
-    expansion: bool = False
-
-    def __str__(self) -> str:
-        """Return one line for people."""
-        return f"{self.file}:{self.line}: rule {self.rule}: {self.message}"
-
-
-@dataclass(frozen=True, slots=True)
-class RuleState:
-    """The state of one rule after a tick.
-
-    `missing` lists what the rule cannot judge, and for which server; `detail` says the same, or the error, in one
-    line. `failures` counts the evaluations that ended in an error since the start.
-    """
-
-    rule: Rule
-    status: Status
-    detail: str = ""
-    missing: tuple[Missing, ...] = ()
-    pending: int = 0
-    firing: int = 0
-    inhibited: int = 0
-    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,36 +67,14 @@ class Reading:
     threshold: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Rendered:
-    """The annotations of one alert as they were rendered at `time`, and what failed in them."""
-
-    time: int
-    annotations: dict[str, str]
-    errors: tuple[RuleError, ...]
-
-
-@dataclass(slots=True)
-class _Task:
-    """What the engine remembers of one rule between ticks."""
-
-    rule: Rule
-    target: str
-    limit: int
-    active: dict[Labels, Alert] = field(default_factory=dict)
-    rendered: dict[Labels, _Rendered] = field(default_factory=dict)
-    error: str = ""
-    failures: int = 0
-    keys: tuple[Labels, ...] = ()
-    source_labels: tuple[Labels, ...] = ()
-
-
 class RuleEngine:
     """Evaluates a rule set with a querier and writes ``ALERTS``, ``ALERTS_FOR_STATE`` and recorded series to a sink.
 
     A rule that fails keeps its alerts as they were, is counted, and does not stop the others. With
     ``statuses=False`` no rule states are worked out (rule tests do not look at them). The annotations of an alert
-    that goes on are rendered anew every `refresh_ms` milliseconds; 0: at every tick, as Prometheus does.
+    that goes on are rendered anew every `refresh_ms` milliseconds; 0: at every tick, as Prometheus does. While they
+    have no alert, rules with a `for` of 15 seconds or more are evaluated once in every `rest_ms` milliseconds of the
+    clock, the same ones whenever the run began; 0: at every tick.
     """
 
     def __init__(
@@ -140,20 +87,22 @@ class RuleEngine:
         external_labels: Mapping[str, str] | None = None,
         statuses: bool = True,
         refresh_ms: int = 0,
+        rest_ms: int = 0,
     ) -> None:
         self.rules = rules
         self._refresh_ms = refresh_ms
+        self._rest_ms = rest_ms
         self._querier = querier
         self._sink = sink
         self._inhibit_rules = tuple(inhibit_rules)
         self._external_labels = dict(external_labels or {})
         self._tasks = [
-            _Task(rule, f"rule:{index}:{rule.name}", group.limit or MOST_SERIES)
+            Task(rule, f"rule:{index}:{rule.name}", group.limit or MOST_SERIES, rests=_may_rest(rule, rest_ms))
             for index, (group, rule) in enumerate((group, rule) for group in rules.groups for rule in group.rules)
         ]
         # Rules that share an expression share its answer for as long as nothing is written in between.
         self._write_late = not any(_ALERTS in text for rule in rules.rules for text in _texts_of(rule))
-        self._presence = Presence(querier, rules.rules) if statuses else None
+        self._states = RuleStates(Presence(querier, rules.rules)) if statuses else None
         self._saved: dict[Labels, Saved] = {}
         self._restore_until: int | None = None
         self._placement = NOWHERE
@@ -186,8 +135,10 @@ class RuleEngine:
         if self._restore_until is None:
             self._restore_until = time + RESTORE_WINDOW_MS
         errors: list[RuleError] = []
+        window = time // self._rest_ms if self._rest_ms else 0
         for task in self._tasks:
-            self._evaluate(task, time, errors)
+            if task.due(window):
+                self._evaluate(task, time, errors)
         if self._write_late:
             for task in self._tasks:
                 self._write_alerts(task, time)
@@ -196,9 +147,10 @@ class RuleEngine:
         asked = asks_where(alerts, self._inhibit_rules)
         self._placement = self._placement | placed(self._querier, time) if asked else NOWHERE
         alerts = inhibit(alerts, self._inhibit_rules, self._placement)
-        return Evaluation(time, alerts, tuple(errors), self._states(alerts, time), self._placement)
+        states = self._states.after(time, self._tasks, alerts) if self._states is not None else ()
+        return Evaluation(time, alerts, tuple(errors), states, self._placement)
 
-    def _evaluate(self, task: _Task, time: int, errors: list[RuleError]) -> None:
+    def _evaluate(self, task: Task, time: int, errors: list[RuleError]) -> None:
         try:
             if isinstance(task.rule, AlertRule):
                 self._alert(task, task.rule, time, errors)
@@ -226,14 +178,14 @@ class RuleEngine:
                 found.append(Reading(comparison.text, comparison.op, nearest[0], nearest[1], comparison.threshold))
         return tuple(found)
 
-    def _alert(self, task: _Task, rule: AlertRule, time: int, errors: list[RuleError]) -> None:
+    def _alert(self, task: Task, rule: AlertRule, time: int, errors: list[RuleError]) -> None:
         vector = self._querier.instant(rule.expr, time)
         if not len(vector) and not task.active and not task.keys:
             return
         _check_limit(len(vector), task)
         results: dict[Labels, Result] = {}
         renderer = _Renderer(rule, self._querier, time, self._external_labels, errors)
-        rendered: dict[Labels, _Rendered] = {}
+        rendered: dict[Labels, Rendered] = {}
         for source, value in vector.items():
             labels = alert_labels(source, renderer.labels(source, value), rule.name)
             if labels in results:
@@ -252,7 +204,7 @@ class RuleEngine:
         if not self._write_late:
             self._write_alerts(task, time)
 
-    def _restore(self, task: _Task, rule: AlertRule, before: Mapping[Labels, Alert], time: int) -> None:
+    def _restore(self, task: Task, rule: AlertRule, before: Mapping[Labels, Alert], time: int) -> None:
         if not self._saved:
             return
         if self._restore_until is None or time > self._restore_until:
@@ -262,7 +214,7 @@ class RuleEngine:
             if labels not in before and labels in self._saved:
                 task.active[labels] = restored(alert, self._saved.pop(labels), time, rule.hold)
 
-    def _write_alerts(self, task: _Task, time: int) -> None:
+    def _write_alerts(self, task: Task, time: int) -> None:
         if not isinstance(task.rule, AlertRule) or task.error:
             return
         live = [alert for alert in task.active.values() if alert.state != "resolved"]
@@ -276,7 +228,7 @@ class RuleEngine:
             values.append(float(alert.active_at // 1000))
         self._write(task, time, tuple(keys), values)
 
-    def _record(self, task: _Task, rule: RecordRule, time: int) -> None:
+    def _record(self, task: Task, rule: RecordRule, time: int) -> None:
         vector = self._querier.instant(rule.expr, time)
         _check_limit(len(vector), task)
         keys = task.keys
@@ -287,7 +239,7 @@ class RuleEngine:
         self._write(task, time, keys, vector.values.tolist())
         task.source_labels = vector.labels
 
-    def _write(self, task: _Task, time: int, keys: tuple[Labels, ...], values: Sequence[float]) -> None:
+    def _write(self, task: Task, time: int, keys: tuple[Labels, ...], values: Sequence[float]) -> None:
         """Append to the rule's own target; the same keys go as the same object, which lets the store skip look-ups."""
         if not keys and not task.keys:
             return
@@ -295,38 +247,9 @@ class RuleEngine:
             task.keys = keys
         self._sink.append(task.target, time, task.keys, values)
 
-    def _states(self, alerts: Sequence[Alert], time: int) -> tuple[RuleState, ...]:
-        if self._presence is None:
-            return ()
-        self._presence.refresh(time)
-        inhibited = {alert.labels for alert in alerts if alert.inhibited_by and alert.state == "firing"}
-        return tuple(self._state(task, inhibited) for task in self._tasks)
 
-    def _state(self, task: _Task, inhibited: set[Labels]) -> RuleState:
-        assert self._presence is not None
-        rule = task.rule
-        missing = self._presence.missing(rule) if isinstance(rule, AlertRule) else ()
-        firing = sum(alert.state == "firing" for alert in task.active.values())
-        pending = sum(alert.state == "pending" for alert in task.active.values())
-        status: Status
-        if task.error:
-            status = "error"
-        elif firing:
-            status = "firing"
-        elif pending:
-            status = "pending"
-        else:
-            status = "not_evaluable" if missing else "ok"
-        return RuleState(
-            rule=rule,
-            status=status,
-            detail=task.error or explain_missing(missing),
-            missing=missing,
-            pending=pending,
-            firing=firing,
-            inhibited=len(inhibited.intersection(task.active)) if inhibited else 0,
-            failures=task.failures,
-        )
+def _may_rest(rule: Rule, rest_ms: int) -> bool:
+    return bool(rest_ms) and isinstance(rule, AlertRule) and rule.hold >= max(RESTING_HOLD_MS, rest_ms)
 
 
 def _texts_of(rule: Rule) -> tuple[str, ...]:
@@ -353,13 +276,13 @@ class _Renderer:
         texts = self.rule.labels
         return {key: self._text(f"label {key!r}", text, source, value, self.errors) for key, text in texts.items()}
 
-    def annotations(self, source: Labels, value: float) -> _Rendered:
+    def annotations(self, source: Labels, value: float) -> Rendered:
         errors: list[RuleError] = []
         texts = {
             key: self._text(f"annotation {key!r}", text, source, value, errors)
             for key, text in self.rule.annotations.items()
         }
-        return _Rendered(self.time, texts, tuple(errors))
+        return Rendered(self.time, texts, tuple(errors))
 
     def _text(self, what: str, text: str, source: Labels, value: float, errors: list[RuleError]) -> str:
         if "{{" not in text:
@@ -372,7 +295,7 @@ class _Renderer:
             return f"<error expanding template: {error}>"
 
 
-def _check_limit(count: int, task: _Task) -> None:
+def _check_limit(count: int, task: Task) -> None:
     """Refuse more series than the rule may have; its alerts are then dropped, as in Prometheus."""
     if count > task.limit:
         task.active = {}

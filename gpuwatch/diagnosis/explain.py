@@ -12,7 +12,8 @@ from gpuwatch.diagnosis.ranking import rank
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpuwatch.alerts.engine import Evaluation, RuleState
+    from gpuwatch.alerts.engine import Evaluation
+    from gpuwatch.alerts.rulestate import RuleState
     from gpuwatch.alerts.state import Alert
     from gpuwatch.diagnosis.context import Context
     from gpuwatch.diagnosis.diagnosis import Diagnosis
@@ -27,9 +28,14 @@ _NOT_IDENTITY = frozenset({"alertname", "severity", "diagnosis"})
 
 @dataclass(slots=True)
 class Memory:
-    """What was said before: the newest explanation of each alert and the time it was worked out, by alert labels."""
+    """What was said before.
+
+    `said` is the newest explanation of each alert and the time it was worked out, by alert labels. `unjudged` is what
+    no rule could judge, with the rule states and the ids of findings that it was worked out from.
+    """
 
     said: dict[Labels, tuple[int, Verdict]] = field(default_factory=dict)
+    unjudged: tuple[tuple[RuleState, ...], set[str], dict[tuple[str, str], NotEnough]] = ((), set(), {})
 
 
 def explain(
@@ -80,7 +86,11 @@ def explain(
         findings[key] = merged(findings[key], finding) if key in findings else finding
     for forgotten in memory.said.keys() - current:
         del memory.said[forgotten]
-    _unjudged(evaluation.rules, {finding.id for finding in findings.values()}, lacking)
+    found = {finding.id for finding in findings.values()}
+    if memory.unjudged[0] is not evaluation.rules or memory.unjudged[1] != found:
+        memory.unjudged = (evaluation.rules, found, _unjudged(evaluation.rules, found))
+    for reason, item in memory.unjudged[2].items():
+        lacking.setdefault(reason, item)
     return rank(without_parts(findings.values()), placement=evaluation.placement), tuple(lacking.values())
 
 
@@ -161,8 +171,9 @@ def without_parts(findings: Iterable[Finding]) -> list[Finding]:
     ]
 
 
-def _unjudged(rules: Iterable[RuleState], found: set[str], lacking: dict[tuple[str, str], NotEnough]) -> None:
-    """Add the ids none of whose rules can judge everything that is there."""
+def _unjudged(rules: Iterable[RuleState], found: set[str]) -> dict[tuple[str, str], NotEnough]:
+    """Return the ids none of whose rules can judge everything that is there, by id and reason."""
+    lacking: dict[tuple[str, str], NotEnough] = {}
     by_id: dict[str, list[RuleState]] = {}
     for state in rules:
         id_ = getattr(state.rule, "id", "")
@@ -175,3 +186,4 @@ def _unjudged(rules: Iterable[RuleState], found: set[str], lacking: dict[tuple[s
             labels = {"server": missing.server} if missing.server else {}
             reason = missing.reason or "needs " + ", ".join(missing.metrics)
             lacking.setdefault((id_, missing.server + reason), NotEnough(id_, reason, labels))
+    return lacking

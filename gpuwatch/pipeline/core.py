@@ -31,8 +31,9 @@ from gpuwatch.store import Store
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpuwatch.alerts.engine import Evaluation, RuleState
+    from gpuwatch.alerts.engine import Evaluation
     from gpuwatch.alerts.rulefile import RuleSet
+    from gpuwatch.alerts.rulestate import RuleState
     from gpuwatch.alerts.state import Saved
     from gpuwatch.diagnosis.finding import Finding
     from gpuwatch.model import Absence, Labels, LogEvent, LogLine
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
 LINES_KEPT = 2000
 EVENTS_KEPT = 500
 RATE_WINDOW = "10s"
+"""Window of the catalogue's rates on the local store, which is filled about once a second."""
+REST_MS = 5_000
+"""How often a rule is evaluated that must hold for long before it fires and has no alert."""
 ANNOTATIONS_MS = 10_000
 """How often the annotations of an alert that goes on are rendered anew. What is explained does not come from them."""
-"""Window of the catalogue's rates on the local store, which is filled about once a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class Pipeline:
         self._log_causes = LogCauses(settings.host)
         self._own: tuple[Labels, ...] = ()
         self._failures: list[float] = []
+        self._rule_states: tuple[RuleState, ...] = ()
         self._use_rules(rules)
         self._took = 0.0
         self._absent: dict[str, tuple[Absence, ...]] = {}
@@ -117,10 +121,9 @@ class Pipeline:
         ):
             self.store.append(batch.target, batch.time, batch.keys, batch.values)
         evaluation = self._engine.tick(time)
-        failures = dict.fromkeys((state.rule.name for state in evaluation.rules), 0)
-        for state in evaluation.rules:
-            failures[state.rule.name] += state.failures
-        self._failures = list(map(float, failures.values()))
+        if evaluation.rules is not self._rule_states:
+            self._rule_states = evaluation.rules
+            self._failures = _failures(evaluation.rules)
         context = Context(self.querier, time, self.facts, tuple(self._events), self._log_causes.findings)
         findings, not_enough = explain(evaluation, context, self._said)
         not_enough += tuple(NotEnough(error.rule, f"the rule fails: {error}") for error in evaluation.errors)
@@ -146,7 +149,7 @@ class Pipeline:
     def _use_rules(self, rules: RuleSet) -> None:
         self.rules = rules
         self._verdicts = Verdicts(rules)
-        self._engine = RuleEngine(rules, self.querier, self.store, refresh_ms=ANNOTATIONS_MS)
+        self._engine = RuleEngine(rules, self.querier, self.store, refresh_ms=ANNOTATIONS_MS, rest_ms=REST_MS)
         names = list(dict.fromkeys(rule.name for rule in rules.rules))
         host = self.settings.host
         self._own = (
@@ -155,6 +158,7 @@ class Pipeline:
             *(series("gpuwatch_rule_failures_total", host=host, rule=name) for name in names),
         )
         self._failures = [0.0] * len(names)
+        self._rule_states = ()
 
     def restore(self, saved: Iterable[Saved]) -> None:
         """Give alerts that become active within five minutes the start they had before a restart."""
@@ -284,3 +288,11 @@ class Pipeline:
             firing=state.firing,
             inhibited=state.inhibited,
         )
+
+
+def _failures(rules: Iterable[RuleState]) -> list[float]:
+    """Return the failed evaluations of each name that a rule has."""
+    failures: dict[str, int] = {}
+    for state in rules:
+        failures[state.rule.name] = failures.get(state.rule.name, 0) + state.failures
+    return list(map(float, failures.values()))

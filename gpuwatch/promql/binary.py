@@ -98,11 +98,13 @@ class NumberOp(VectorOp):
 class SetOp(VectorOp):
     """The set operators and, or, unless."""
 
-    __slots__ = ("_both", "_key", "_left", "_op", "_picker", "_places", "_right")
+    __slots__ = ("_both", "_guard", "_key", "_left", "_op", "_picker", "_places", "_right")
 
     def __init__(self, scope: Scope, node: Binary, left: VectorOp, right: VectorOp) -> None:
         super().__init__(scope, left.sources + right.sources)
         self._op = node.op
+        # The side of an `and` that reads less is looked at first: nothing there, nothing anywhere.
+        self._guard = right if node.op == "and" and len(right.sources) < len(left.sources) else left
         self._left = left
         self._right = right
         self._key = signature(node.matching.labels, keep=node.matching.on)
@@ -112,10 +114,9 @@ class SetOp(VectorOp):
 
     def compute(self, time: int) -> Vector:
         """Keep or join the series whose labels match."""
-        left = self._left.at(time)
-        if not left.labels and self._op != "or":
+        if self._op != "or" and not self._guard.at(time).labels:
             return EMPTY
-        right = self._right.at(time)
+        left, right = self._left.at(time), self._right.at(time)
         if not right.labels:
             return EMPTY if self._op == "and" else left
         if self._op != "or":

@@ -57,6 +57,8 @@ class Machine(contextlib.ExitStack):
         self.fake = FakeNvml(self.folder / "gpus", gpus=GPUS)
         self.server = VllmServer(["--max-model-len", "1024", "--max-num-seqs", "16"], self.folder / "vllm.log")
         self.callback(self.server.stop)
+        for gpu in range(GPUS):
+            self.fake.set(gpu, pcie_gen=5, pcie_width=16)  # healthy: the fake card's own link is a degraded one
         self.fake.process(0, self.server.process.pid, memory=60 << 30)
         for gpu in range(1, GPUS):
             user = subprocess.Popen(["sleep", "7200"])

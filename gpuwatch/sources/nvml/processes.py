@@ -29,8 +29,7 @@ class ProcessTree:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._known: dict[int, tuple[int, ...]] = {}
-        self._missing: set[int] = set()
+        self._parents: dict[int, int | None] = {}
         self._refreshed = clock.monotonic()
 
     def ancestors(self, pids: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
@@ -38,26 +37,27 @@ class ProcessTree:
         now = self._clock.monotonic()
         if now - self._refreshed >= REFRESH_SECONDS:
             self._refreshed = now
-            self._known.clear()
-            self._missing.clear()
-        found = {}
-        for pid in pids:
-            if pid not in self._known and pid not in self._missing:
-                parents = _parents(pid)
-                if parents is None:
-                    self._missing.add(pid)
-                else:
-                    self._known[pid] = parents
-            if pid in self._known:
-                found[pid] = self._known[pid]
-        return found
+            self._parents.clear()
+        return {pid: self._above(pid) for pid in pids if self._parent(pid) is not None}
+
+    def _above(self, pid: int) -> tuple[int, ...]:
+        found: list[int] = []
+        while (parent := self._parent(pid)) and parent not in found:
+            found.append(parent)
+            pid = parent
+        return tuple(found)
+
+    def _parent(self, pid: int) -> int | None:
+        """Return the parent of a process, 0 where it has none that can be seen, None when it does not exist."""
+        if pid not in self._parents:
+            self._parents[pid] = _parent(pid)
+        return self._parents[pid]
 
 
-def _parents(pid: int) -> tuple[int, ...] | None:
-    """Return the ancestors of a process, nearest first; None when it does not exist."""
+def _parent(pid: int) -> int | None:
     try:
-        return tuple(parent.pid for parent in psutil.Process(pid).parents())
+        return psutil.Process(pid).ppid()
     except psutil.NoSuchProcess:
         return None
     except psutil.Error:
-        return ()
+        return 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwatch.alerts.engine import RuleEngine, RuleState
+from gpuwatch.alerts.engine import RuleEngine
 from gpuwatch.alerts.rulefile import load
+from gpuwatch.alerts.rulestate import RuleState
 from gpuwatch.model import Labels, series
 from gpuwatch.promql.local import LocalQuerier
 from gpuwatch.store import Store

@@ -152,7 +152,7 @@ def test_the_process_tree_knows_real_parents_and_forgets_after_a_while():
     found = tree.ancestors([os.getpid(), 2**22 + 5])
     assert found[os.getpid()][0] == os.getppid()
     assert list(found) == [os.getpid()]
-    tree._known[os.getpid()] = (4711,)
-    assert tree.ancestors([os.getpid()])[os.getpid()] == (4711,)
+    tree._parents[os.getpid()] = 4711
+    assert tree.ancestors([os.getpid()])[os.getpid()][0] == 4711
     clock.advance(REFRESH_SECONDS)
     assert tree.ancestors([os.getpid()])[os.getpid()][0] == os.getppid()
