@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # A young process may still run another program, or set its title. In seconds.
 _SETTLING = 120.0
+# An old process that has nothing to do with an engine is looked at in every sixth scan; its number may be given anew.
+_TURNS = 6
 
 Role: TypeAlias = Literal["server", "part"]
 
@@ -80,9 +82,11 @@ class ProcessTable:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: dict[int, Process] = {}
+        self._scans = 0
 
     def scan(self, deadline: float) -> ProcessScan:
         """List all processes, until `deadline` on the monotonic clock."""
+        self._scans += 1
         pids = psutil.pids()
         alive = set(pids)
         found: dict[int, Process] = {}
@@ -99,6 +103,8 @@ class ProcessTable:
 
     def _look(self, pid: int, alive: set[int]) -> Process | None:
         known = self._known.get(pid)
+        if known is not None and not self._turn(known) and known.parent in alive:
+            return known
         try:
             handle = psutil.Process(pid)
             started = handle.create_time()
@@ -106,12 +112,22 @@ class ProcessTable:
                 return Process(pid, started, handle.ppid(), tuple(_arguments(handle)))
             # A process gets a new parent only when its parent ends. Its title may change while it starts.
             parent = known.parent if known.parent in alive else handle.ppid()
-            young = started > self._clock.now() / 1000 - _SETTLING
-            changing = (young or _is_interpreter(known.arguments)) and engine_role(known.arguments) is None
+            changing = not self._is_settled(known) and engine_role(known.arguments) is None
             arguments = tuple(_arguments(handle)) if changing else known.arguments
         except psutil.Error:
             return None
         return Process(pid, started, parent, arguments)
+
+    def _turn(self, known: Process) -> bool:
+        """Whether to look at a process again: always at those of engines and those that change, in turn at the rest."""
+        if known.pid % _TURNS == self._scans % _TURNS or not self._is_settled(known):
+            return True
+        return engine_role(known.arguments) is not None
+
+    def _is_settled(self, known: Process) -> bool:
+        """Whether the title of a process stays as it is."""
+        young = known.started > self._clock.now() / 1000 - _SETTLING
+        return not young and not _is_interpreter(known.arguments)
 
 
 def _is_interpreter(arguments: Sequence[str]) -> bool:

@@ -75,6 +75,55 @@ def test_an_alert_runs_through_its_life(tmp_path):
     ]
 
 
+def states(evaluation):
+    return {alert.name: alert.state for alert in evaluation.alerts}
+
+
+RESTING = """\
+    groups:
+      - name: g
+        rules:
+          - {alert: Warm, expr: temperature > 90, for: 20s}
+          - {alert: Brief, expr: temperature > 90, for: 14s}
+          - {alert: Hot, expr: temperature > 90}
+    """
+
+
+def test_a_rule_with_a_long_for_rests_until_the_next_window_of_the_clock_and_then_looks_at_every_tick(tmp_path):
+    world = World(tmp_path, RESTING, rest_ms=5_000)
+    gpu = series("temperature", gpu="0")
+    world.tick({gpu: 80})
+    seen = [states(world.tick({gpu: 95})) for _ in range(23)]
+    assert seen[:3] == [{"Brief": "pending", "Hot": "firing"}] * 3
+    assert seen[3] == {"Warm": "pending", "Brief": "pending", "Hot": "firing"}  # five seconds after the start
+    assert [found["Warm"] for found in seen[3:]] == ["pending"] * 20  # since five, so that it fires at 25
+    assert states(world.tick({gpu: 95}))["Warm"] == "firing"
+
+
+def test_a_rule_that_is_pending_does_not_rest(tmp_path):
+    world = World(tmp_path, RESTING, rest_ms=5_000)
+    gpu = series("temperature", gpu="0")
+    for _ in range(5):
+        world.tick({gpu: 95})
+    assert "Warm" in states(world.tick({gpu: 95}))
+    assert "Warm" not in states(world.tick({gpu: 80}))
+    assert "Warm" not in states(world.tick({gpu: 95}))  # it begins anew, at the next window
+
+
+def test_the_windows_of_rest_are_those_of_the_clock_whenever_the_run_began(tmp_path):
+    gpu = series("temperature", gpu="0")
+    starts = set()
+    for late in (0, 1, 2, 3):
+        (tmp_path / str(late)).mkdir()
+        world = World(tmp_path / str(late), RESTING, rest_ms=5_000)
+        world.time += late * SECOND
+        world.tick({gpu: 80})
+        while world.time < START + 12 * SECOND:
+            last = world.tick({gpu: 95})
+        starts |= {alert.active_at for alert in last.alerts if alert.name == "Warm"}
+    assert starts == {START + 5 * SECOND}
+
+
 def test_labels_and_annotations_are_rendered(tmp_path):
     world = World(tmp_path, HOT)
     (alert,) = world.tick({series("temperature", gpu="3", host="n"): 95.25}).alerts

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -158,6 +160,25 @@ def test_a_second_scan_reads_no_command_line_again(monkeypatch):
     unsettled = [pid for pid in again if "-c" not in first.processes[pid].arguments]
     assert unsettled == []
     assert read_once > len(again)
+
+
+def test_an_old_process_is_looked_at_again_in_one_of_six_scans_and_one_of_an_engine_in_each(monkeypatch):
+    looked = []
+    real = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: looked.append(self.pid) or real(self))
+    clock = ManualClock(SystemClock().now() + 10**7)
+    table = ProcessTable(clock)
+    me, parent = os.getpid(), os.getppid()
+    known = table.scan(1e9).processes[me]
+    looked.clear()
+    for _ in range(6):
+        assert table.scan(1e9).processes[parent].pid == parent
+    assert looked.count(parent) == 1
+    looked.clear()
+    for _ in range(6):
+        table._known[me] = replace(known, arguments=("VLLM::EngineCore",))
+        table.scan(1e9)
+    assert looked.count(me) == 6
 
 
 def test_a_scan_without_time_says_that_it_is_incomplete():
