@@ -21,7 +21,7 @@ $(BIN)/pytest: $(BIN)/gpuwatch
 	@touch $@
 
 test: $(BIN)/pytest         ## unit tests: no network, no GPU, no engine
-	$(BIN)/pytest -q -n 3
+	bash tests/tools/pytest_twice.sh $(BIN)/python .pytest_cache tests/unit -n 3
 
 check: $(BIN)/pytest        ## lint, types, layout
 	$(BIN)/ruff check .
@@ -31,7 +31,7 @@ check: $(BIN)/pytest        ## lint, types, layout
 
 e2e: $(BIN)/pytest          ## real Prometheus, real promtool, real vLLM; fetched into .cache/
 	bash tests/e2e/fetch.sh prometheus victoria vllm sglang grafana lint chromium tmux
-	$(BIN)/pytest -q tests/e2e
+	bash tests/tools/pytest_twice.sh $(BIN)/python .pytest_cache tests/e2e
 
 pythons:                    ## the unit tests on every CPython of the list that this machine has
 	bash tests/tools/pythons.sh $(PYTHONS)

@@ -27,7 +27,8 @@ for version in "$@"; do
   [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
   "$venv/bin/pip" install -q --disable-pip-version-check -e "$root[dev]"
   echo "== Python $version: $("$venv/bin/python" --version)"
-  (cd "$root" && "$venv/bin/python" -m pytest -q -n 3 -p no:cacheprovider) || failed+=("$version")
+  (cd "$root" && bash tests/tools/pytest_twice.sh "$venv/bin/python" "$venv/pytest" tests/unit -n 3) ||
+    failed+=("$version")
 done
 if [ ${#failed[@]} -gt 0 ]; then
   echo "failed on: ${failed[*]}" >&2

@@ -165,8 +165,8 @@ class Derived:
                 values.append(value)
 
         for engine, trail in self._engines.items():
-            add("gpuwatch_engine_evictions_total", engine, trail.evictions)
             if trail.alive:
+                add("gpuwatch_engine_evictions_total", engine, trail.evictions)
                 add("gpuwatch_engine_seconds_since_token", engine, trail.seconds_since_token)
                 add("gpuwatch_engine_page_frozen_seconds", engine, trail.page_frozen_seconds)
                 add("gpuwatch_engine_request_length_seen_tokens", engine, trail.length_seen)

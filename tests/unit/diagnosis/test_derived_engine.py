@@ -138,7 +138,6 @@ def test_requests_swapped_to_the_host_are_evictions_too():
 
 def test_a_missed_scrape_invents_no_eviction_and_loses_none():
     feed = Feed()(running=6, waiting=10).fail().fail()
-    assert feed[EVICTIONS] == 0
     assert feed(running=6, waiting=10)[EVICTIONS] == 0
     feed.fail()
     assert feed(running=4, waiting=12).fail()()[EVICTIONS] == 2
@@ -249,12 +248,15 @@ def test_the_longest_length_is_remembered_for_five_minutes():
     assert feed(after=1)[LENGTH] is None
 
 
-def test_an_engine_that_cannot_be_read_keeps_its_counter_and_loses_its_gauges():
-    feed = Feed()(running=2, used_blocks=28).fail()
-    assert feed[EVICTIONS] == 0
+def test_an_engine_that_cannot_be_read_has_no_series_and_its_counter_goes_on_when_it_is_back():
+    feed = Feed()(running=6, waiting=10, used_blocks=28)
+    assert feed(running=4, waiting=12)()[EVICTIONS] == 2
+    feed.fail()
+    assert feed[EVICTIONS] is None
     assert feed[SINCE_TOKEN] is None
     assert feed[FROZEN] is None
     assert feed[LENGTH] is None
+    assert feed()[EVICTIONS] == 2
 
 
 def test_the_keys_are_the_same_object_while_nothing_comes_or_goes():
