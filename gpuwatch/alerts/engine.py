@@ -27,8 +27,8 @@ _ALERTS = "ALERTS"
 MOST_SERIES = 1000
 """The most alerts or recorded series of one rule where its group sets no limit of its own."""
 
-RESTING_HOLD_MS = 15_000
-"""A rule that must hold this long before it fires may rest between two looks while it has no alert."""
+LONGEST_REST_MS = 10_000
+"""The longest time between two looks at a rule that has no alert."""
 
 RESTORE_WINDOW_MS = 5 * 60 * 1000
 """How long after the first tick a saved alert may still come back with its old start: rates need time to exist."""
@@ -72,9 +72,9 @@ class RuleEngine:
 
     A rule that fails keeps its alerts as they were, is counted, and does not stop the others. With
     ``statuses=False`` no rule states are worked out (rule tests do not look at them). The annotations of an alert
-    that goes on are rendered anew every `refresh_ms` milliseconds; 0: at every tick, as Prometheus does. While they
-    have no alert, rules with a `for` of 15 seconds or more are evaluated once in every `rest_ms` milliseconds of the
-    clock, the same ones whenever the run began; 0: at every tick.
+    that goes on are rendered anew every `refresh_ms` milliseconds; 0: at every tick, as Prometheus does. While a
+    rule has no alert it is evaluated `looks` times in the time of its `for`, once in each part of the clock, whenever
+    the run began; 0: at every tick.
     """
 
     def __init__(
@@ -87,17 +87,16 @@ class RuleEngine:
         external_labels: Mapping[str, str] | None = None,
         statuses: bool = True,
         refresh_ms: int = 0,
-        rest_ms: int = 0,
+        looks: int = 0,
     ) -> None:
         self.rules = rules
         self._refresh_ms = refresh_ms
-        self._rest_ms = rest_ms
         self._querier = querier
         self._sink = sink
         self._inhibit_rules = tuple(inhibit_rules)
         self._external_labels = dict(external_labels or {})
         self._tasks = [
-            Task(rule, f"rule:{index}:{rule.name}", group.limit or MOST_SERIES, rests=_may_rest(rule, rest_ms))
+            Task(rule, f"rule:{index}:{rule.name}", group.limit or MOST_SERIES, _rest_of(rule, looks))
             for index, (group, rule) in enumerate((group, rule) for group in rules.groups for rule in group.rules)
         ]
         # Rules that share an expression share its answer for as long as nothing is written in between.
@@ -135,9 +134,8 @@ class RuleEngine:
         if self._restore_until is None:
             self._restore_until = time + RESTORE_WINDOW_MS
         errors: list[RuleError] = []
-        window = time // self._rest_ms if self._rest_ms else 0
         for task in self._tasks:
-            if task.due(window):
+            if task.due(time):
                 self._evaluate(task, time, errors)
         if self._write_late:
             for task in self._tasks:
@@ -248,8 +246,8 @@ class RuleEngine:
         self._sink.append(task.target, time, task.keys, values)
 
 
-def _may_rest(rule: Rule, rest_ms: int) -> bool:
-    return bool(rest_ms) and isinstance(rule, AlertRule) and rule.hold >= max(RESTING_HOLD_MS, rest_ms)
+def _rest_of(rule: Rule, looks: int) -> int:
+    return min(rule.hold // looks, LONGEST_REST_MS) if looks and isinstance(rule, AlertRule) else 0
 
 
 def _texts_of(rule: Rule) -> tuple[str, ...]:

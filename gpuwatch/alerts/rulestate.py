@@ -63,26 +63,29 @@ class Rendered:
 
 @dataclass(slots=True)
 class Task:
-    """What the engine remembers of one rule between ticks."""
+    """What the engine remembers of one rule between ticks. While it has no alert it rests for `rest` milliseconds."""
 
     rule: Rule
     target: str
     limit: int
+    rest: int = 0
     active: dict[Labels, Alert] = field(default_factory=dict)
     rendered: dict[Labels, Rendered] = field(default_factory=dict)
     error: str = ""
     failures: int = 0
     keys: tuple[Labels, ...] = ()
     source_labels: tuple[Labels, ...] = ()
-    rests: bool = False
-    window: int | None = None
+    part: int | None = None
     state: RuleState | None = None
 
-    def due(self, window: int) -> bool:
-        """Whether the rule is to be evaluated in this window of time."""
-        if self.rests and self.window == window and not (self.active or self.keys or self.error):
+    def due(self, time: int) -> bool:
+        """Whether the rule is to be evaluated at `time` (milliseconds)."""
+        if not self.rest:
+            return True
+        part = time // self.rest
+        if self.part == part and not (self.active or self.keys or self.error):
             return False
-        self.window = window
+        self.part = part
         return True
 
 

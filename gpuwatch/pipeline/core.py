@@ -44,8 +44,8 @@ LINES_KEPT = 2000
 EVENTS_KEPT = 500
 RATE_WINDOW = "10s"
 """Window of the catalogue's rates on the local store, which is filled about once a second."""
-REST_MS = 5_000
-"""How often a rule is evaluated that must hold for long before it fires and has no alert."""
+LOOKS = 6
+"""How often a rule without an alert is evaluated in the time that it must hold before it fires."""
 ANNOTATIONS_MS = 10_000
 """How often the annotations of an alert that goes on are rendered anew. What is explained does not come from them."""
 
@@ -149,7 +149,7 @@ class Pipeline:
     def _use_rules(self, rules: RuleSet) -> None:
         self.rules = rules
         self._verdicts = Verdicts(rules)
-        self._engine = RuleEngine(rules, self.querier, self.store, refresh_ms=ANNOTATIONS_MS, rest_ms=REST_MS)
+        self._engine = RuleEngine(rules, self.querier, self.store, refresh_ms=ANNOTATIONS_MS, looks=LOOKS)
         names = list(dict.fromkeys(rule.name for rule in rules.rules))
         host = self.settings.host
         self._own = (

@@ -84,13 +84,13 @@ RESTING = """\
       - name: g
         rules:
           - {alert: Warm, expr: temperature > 90, for: 20s}
-          - {alert: Brief, expr: temperature > 90, for: 14s}
+          - {alert: Brief, expr: temperature > 90, for: 4s}
           - {alert: Hot, expr: temperature > 90}
     """
 
 
-def test_a_rule_with_a_long_for_rests_until_the_next_window_of_the_clock_and_then_looks_at_every_tick(tmp_path):
-    world = World(tmp_path, RESTING, rest_ms=5_000)
+def test_a_rule_with_a_long_for_rests_until_the_next_part_of_the_clock_and_then_looks_at_every_tick(tmp_path):
+    world = World(tmp_path, RESTING, looks=4)
     gpu = series("temperature", gpu="0")
     world.tick({gpu: 80})
     seen = [states(world.tick({gpu: 95})) for _ in range(23)]
@@ -101,21 +101,21 @@ def test_a_rule_with_a_long_for_rests_until_the_next_window_of_the_clock_and_the
 
 
 def test_a_rule_that_is_pending_does_not_rest(tmp_path):
-    world = World(tmp_path, RESTING, rest_ms=5_000)
+    world = World(tmp_path, RESTING, looks=4)
     gpu = series("temperature", gpu="0")
     for _ in range(5):
         world.tick({gpu: 95})
     assert "Warm" in states(world.tick({gpu: 95}))
     assert "Warm" not in states(world.tick({gpu: 80}))
-    assert "Warm" not in states(world.tick({gpu: 95}))  # it begins anew, at the next window
+    assert "Warm" not in states(world.tick({gpu: 95}))  # it begins anew, in the next part
 
 
-def test_the_windows_of_rest_are_those_of_the_clock_whenever_the_run_began(tmp_path):
+def test_the_parts_of_rest_are_those_of_the_clock_whenever_the_run_began(tmp_path):
     gpu = series("temperature", gpu="0")
     starts = set()
     for late in (0, 1, 2, 3):
         (tmp_path / str(late)).mkdir()
-        world = World(tmp_path / str(late), RESTING, rest_ms=5_000)
+        world = World(tmp_path / str(late), RESTING, looks=4)
         world.time += late * SECOND
         world.tick({gpu: 80})
         while world.time < START + 12 * SECOND:
