@@ -7,7 +7,6 @@ other engine, a misspelling, or where the version is a near one.
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 from gpuwatch.engines.flag_versions import FlagProblem, unknown_flag
@@ -286,6 +285,8 @@ def _in_no_list(engine: str, version: str, name: str) -> FlagProblem | None:
         )
     known = COMPLETE[engine][1]
     alike = sorted(flag for flag in known if _turns_off(flag) == _turns_off(name))
+    import difflib  # noqa: PLC0415  # only for a name that is wrong
+
     close = difflib.get_close_matches(name, alike, n=1, cutoff=_ALIKE)
     if close:
         return FlagProblem(name, "unknown", "", f"{_TITLES[engine]} has no --{name}", f"--{close[0]}")

@@ -6,7 +6,6 @@ that address confirms layers, KV heads and head dimension.
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -182,6 +181,8 @@ def find(name: str) -> Known | None:
 def alike(name: str) -> list[str]:
     """Return the known names that are spelt nearly so, nearest first."""
     names = {_last(known.name.lower()): known.name for known in known_models().values()}
+    import difflib  # noqa: PLC0415  # only for a name that is not known
+
     return [names[close] for close in difflib.get_close_matches(_last(name.lower()), list(names), n=3, cutoff=0.6)]
 
 

@@ -8,7 +8,6 @@ others a recording is replayed.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,8 @@ _DAMAGE = (TypeError, ValueError, KeyError, AttributeError)
 def digest(rules: RuleSet) -> str:
     """Return a text that differs where rules differ in what they ask."""
     asked = [(rule.name, rule.expr, getattr(rule, "hold", None), getattr(rule, "severity", "")) for rule in rules.rules]
+    import hashlib  # noqa: PLC0415  # only for a recording
+
     return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
-from decimal import Decimal
 
 _VERB = re.compile(r"%(?P<flags>[-+# 0]*)(?P<width>\d+)?(?:\.(?P<precision>\d+)?)?(?P<verb>.)?", re.DOTALL)
 _WORD_START = re.compile(r"(?<![A-Za-z0-9_])[a-z]")
@@ -25,6 +24,8 @@ def general(value: float, precision: int | None = None) -> str:
         return f"{value:.{precision}g}"
     if value == 0:
         return "-0" if math.copysign(1, value) < 0 else "0"
+    from decimal import Decimal  # noqa: PLC0415  # a healthy machine formats nothing
+
     _, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
     assert isinstance(exponent, int)
     power = len(digits) - 1 + exponent

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import select
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -145,7 +144,9 @@ class CommandInput:
                 child.wait(0.5)
 
     def _start(self) -> None:
-        path = shutil.which(self._command.program)
+        from shutil import which  # noqa: PLC0415  # only for a log that a command follows
+
+        path = which(self._command.program)
         if path is None:
             text = f"{self._command.what}: the program {self._command.program} is not on PATH"
             self._fail(SourceError(Reason.NOT_FOUND, text))
