@@ -95,13 +95,16 @@ def engine_from_url(text: str) -> EngineConfig:
         ConfigError: the text is no http or https address, or carries a user name or password.
     """
     url = text if "://" in text else f"http://{text}"
+    what, allowed = check.named("engine", text), "allowed: http://HOST:PORT or https://HOST:PORT"
+    if not check.printable(url):
+        raise ConfigError(f"{what}: only ASCII without blanks in an address; {allowed}")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ConfigError(f"engine {text!r}: {error}; allowed: http://HOST:PORT or https://HOST:PORT") from None
+        raise ConfigError(f"{what}: {error}; {allowed}") from None
     if parts.scheme not in ("http", "https") or not host:
-        raise ConfigError(f"engine {text!r}: allowed: http://HOST:PORT or https://HOST:PORT")
+        raise ConfigError(f"{what}: {allowed}")
     if parts.username or parts.password:
         raise ConfigError(f"engine at {host}: no user or password in the address; use token_file or token_env")
     netloc = f"[{host}]" if ":" in host else host
@@ -113,13 +116,13 @@ def engine_from_url(text: str) -> EngineConfig:
 _ENGINE_KEYS: dict[str, Callable[[Any], Any]] = {
     "url": check.text,
     "kind": check.choice("", "vllm", "sglang"),
-    "path": check.text,
+    "path": check.url_path,
     "token_file": check.text,
     "token_env": check.text,
     "ca_file": check.text,
     "verify": check.flag,
     "timeout": check.number(0.1, 60),
-    "log": check.text,
+    "log": check.log_or_none,
 }
 _LOG_KEYS: dict[str, Callable[[Any], Any]] = {"source": check.log_source, "server": check.text}
 _KEYS: dict[str, Callable[[Any], Any]] = {
@@ -154,7 +157,7 @@ def load(path: str | Path) -> Config:
     """
     raw = _bytes(path)
     try:
-        data = _toml(raw.decode())
+        data = _toml(raw.decode("utf-8-sig"))
     except (ValueError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
     return parse(data, str(path))

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+_URL_PATH = re.compile(r"/[!-~]*")
+_HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252})")
+_LOGS = {
+    "journal": (re.compile(r"[A-Za-z0-9][\w.@:\\-]{0,254}"), "journal:UNIT, such as journal:vllm.service"),
+    "docker": (re.compile(r"[A-Za-z0-9][\w.-]{0,254}"), "docker:NAME, the name or id of a container"),
+    "k8s": (
+        re.compile(
+            r"(?P<ns>[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)/(?P<pod>[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)"
+            r"(?:/(?P<c>[a-z0-9-]{1,63}))?"
+        ),
+        "k8s:NAMESPACE/POD or k8s:NAMESPACE/POD/CONTAINER",
+    ),
+}
+"""Kinds of logs that a program prints: the form of their names, and how they are written."""
 
 
 class ConfigError(Exception):
@@ -25,17 +42,89 @@ def number(low: float, high: float) -> Callable[[Any], float]:
 
 
 def text(value: Any) -> str:
-    """Return a string."""
-    if not isinstance(value, str):
-        raise ValueError("a string")  # noqa: TRY004  # one kind of error for every wrong value
+    """Return a string. No file, variable or address has a NUL in its name."""
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError("a string")
     return value
+
+
+def url_path(value: Any) -> str:
+    """Return the path of an address, with its query where there is one."""
+    if not isinstance(value, str) or not _URL_PATH.fullmatch(value):
+        raise ValueError("a path that begins with /, in ASCII without blanks")
+    return value
+
+
+def named(what: str, address: str) -> str:
+    """Return how an error names an address: with it, unless it may hold a password."""
+    return what if "@" in address else f"{what} {address!r}"
+
+
+def printable(address: str) -> bool:
+    """Whether an address has no blanks, control characters or letters that a request cannot carry in it."""
+    return re.fullmatch(r"[!-~]*", address) is not None
+
+
+def web_address(value: Any) -> str:
+    """Return the address of a page whose sections are named after it; an empty one stands for the default."""
+    if value == "":
+        return ""
+    allowed = "an address such as https://HOST/PATH, without #"
+    if not isinstance(value, str) or not printable(value) or "#" in value:
+        raise ValueError(allowed)
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError(allowed)
+    return value
+
+
+def host_names(value: Any) -> tuple[str, ...]:
+    """Return names under which a server is asked, without ports; an IPv6 address stands without brackets."""
+    if not isinstance(value, list) or not all(isinstance(item, str) and _is_host(item) for item in value):
+        raise ValueError("a list of host names or addresses, without a port")
+    return tuple(value)
+
+
+def _is_host(name: str) -> bool:
+    if _HOST.fullmatch(name):
+        return True
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
+def log_name(source: str) -> tuple[str, re.Match[str]] | None:
+    """Return the kind and the name of a log that a program prints; None where `source` is a file or ``-``.
+
+    Raises:
+        ValueError: the name is not one that the program could know; the message says what is allowed.
+    """
+    kind, colon, name = source.partition(":")
+    if not colon or kind not in _LOGS:
+        return None
+    form, allowed = _LOGS[kind]
+    found = form.fullmatch(name)
+    if found is None:
+        raise ValueError(allowed)
+    return kind, found
 
 
 def log_source(value: Any) -> str:
     """Return where a log is."""
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise ValueError("a file, '-', 'journal:UNIT', 'docker:NAME' or 'k8s:NAMESPACE/POD[/CONTAINER]'")
+    log_name(value)
     return value
+
+
+def log_or_none(value: Any) -> str:
+    """Return where a log is; the empty string where there is none."""
+    return "" if value == "" else log_source(value)
 
 
 def flag(value: Any) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from gpuwatch.config_checks import ConfigError, flag, label_name, number, pairs, tables, text, values
+from gpuwatch.config_checks import ConfigError, flag, label_name, named, number, pairs, printable, tables, text, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,13 +54,15 @@ def endpoint_url(address: str, what: str) -> str:
     """
     url = address if "://" in address else f"http://{address}"
     allowed = "allowed: http://HOST:PORT or https://HOST:PORT, with a path where there is one"
+    if not printable(url):
+        raise ConfigError(f"{what}: only ASCII without blanks in an address; {allowed}")
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
         raise ConfigError(f"{what}: {error}; {allowed}") from None
     if parts.scheme not in ("http", "https") or not host:
-        raise ConfigError(f"{what} {address!r}: {allowed}")
+        raise ConfigError(f"{named(what, address)}: {allowed}")
     if parts.username or parts.password:
         raise ConfigError(f"{what} at {host}: no user or password in the address; use user with password_file")
     if parts.query or parts.fragment:

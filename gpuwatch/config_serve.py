@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.config_checks import ConfigError, number, text, texts, values
+from gpuwatch.config_checks import ConfigError, host_names, number, text, values, web_address
 from gpuwatch.config_endpoints import ENDPOINT_KEYS, EndpointConfig, endpoint_url
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ class ServeConfig:
 SERVE_KEYS: dict[str, Callable[[Any], Any]] = {
     "listen": text,
     "web_config": text,
-    "hosts": texts,
+    "hosts": host_names,
     "state": text,
     "otlp": text,
     "otlp_interval": number(1, 3600),
-    "runbook_url": text,
+    "runbook_url": web_address,
 }
 ATTACH_KEYS = ENDPOINT_KEYS
 

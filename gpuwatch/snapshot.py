@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.finding import Finding, NotEnough
     from gpuwatch.model import Absence, Fact, LogLine
 
+LOST_SECONDS = 120.0
+"""A machine that was scraped within the last hour and not for this long is called lost: two minutes, four scrapes of
+30 s or eight of 15 s."""
+
 Mode: TypeAlias = Literal["live", "demo", "replay", "attached", "prometheus"]
 RuleStatus: TypeAlias = Literal["ok", "pending", "firing", "not_evaluable", "error"]
 
@@ -121,3 +125,16 @@ class Snapshot:
     def answer(self, query: str) -> Answer:
         """Return the answer of a catalogue query; an empty one when it was not asked."""
         return self.answers.get(query, Answer())
+
+
+def lost_machines(snapshot: Snapshot) -> dict[tuple[str, str], float]:
+    """Return the machines of a fleet, (cluster, host), that are lost, with the seconds since the last scrape of each.
+
+    What a lost machine last said is no word on how it is now.
+    """
+    seen = snapshot.answer("host_last_seen").samples
+    silent = (
+        ((label(labels, snapshot.cluster_label), label(labels, "host")), snapshot.time / 1000 - last)
+        for labels, last in seen
+    )
+    return {machine: seconds for machine, seconds in silent if seconds >= LOST_SECONDS}

@@ -115,6 +115,14 @@ class RuleEngine:
         """Give alerts their old start back when they become active within five minutes of the first tick."""
         self._saved = {item.labels: item for item in saved}
 
+    def take_over(self, other: RuleEngine) -> None:
+        """Go on with the alerts of the rules that `other` has too: kept firing, resolved or pending as they were."""
+        known = {_identity(task.rule): task for task in other._tasks}
+        for task in self._tasks:
+            before = known.pop(_identity(task.rule), None)
+            if before is not None and isinstance(task.rule, AlertRule):
+                task.active, task.rendered = before.active, before.rendered
+
     def saved(self, time: int) -> tuple[Saved, ...]:
         """Return the starts of all pending and firing alerts, for `restore` after a restart.
 
@@ -244,6 +252,10 @@ class RuleEngine:
         if keys != task.keys:
             task.keys = keys
         self._sink.append(task.target, time, task.keys, values)
+
+
+def _identity(rule: Rule) -> tuple[object, ...]:
+    return (type(rule), rule.name, rule.expr, *sorted(rule.labels.items()))
 
 
 def _rest_of(rule: Rule, looks: int) -> int:

@@ -6,13 +6,14 @@ A command module has ``NAME``, ``HELP``, ``add_arguments(parser)`` and ``run(arg
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib
 import io
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 from gpuwatch import __version__
 
@@ -29,13 +30,16 @@ FOUND = 1
 WRONG = 2
 NOTHING = 3
 INTERRUPTED = 130
+CUT_SHORT = 141
+"""As a shell says it of a program that SIGPIPE has ended."""
 
 EXIT_CODES = """exit codes:
   0    fine
   1    findings at or above --fail-on
   2    wrong usage or unreadable input
   3    nothing to judge: no source answered
-  130  interrupted"""
+  130  interrupted
+  141  the reader of a long output went away before its end"""
 
 
 class UsageError(Exception):
@@ -58,7 +62,20 @@ class Command(Protocol):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Errors in one line on stderr, without the usage text."""
+    """Errors in one line on stderr, without the usage text; options may stand between the files of a list."""
+
+    _within = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, in any order where the command takes a list and no commands of its own."""
+        shapes = {action.nargs for action in self._get_positional_actions()}
+        if self._within or not shapes & {"*", "+"} or shapes & {argparse.PARSER, argparse.REMAINDER}:
+            return super().parse_known_args(args, namespace)
+        self._within = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._within = False
 
     def error(self, message: str) -> None:  # type: ignore[override]  # never returns, as the base class says
         self.exit(WRONG, f"{self.prog}: {message}; see {self.prog} --help\n")
@@ -110,20 +127,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     from gpuwatch.config import ConfigError  # noqa: PLC0415  # --help does not need it
 
     try:
-        code = int(args.run(args))
-        sys.stdout.flush()
+        with contextlib.redirect_stdout(_Output(sys.stdout)):
+            code = int(args.run(args))
+            sys.stdout.flush()
     except (UsageError, ConfigError) as error:
         print(f"gpuwatch {args.command}: {error}", file=sys.stderr)
         return WRONG
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _give_up_output()
-        return FINE
+        _give_up_output(sys.stdout)
+        return CUT_SHORT
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
             raise
-        _give_up_output()
+        _give_up_output(sys.stdout)
         print(f"gpuwatch {args.command}: cannot write the output: {error.strerror}", file=sys.stderr)
         return WRONG
     return code
@@ -139,6 +157,36 @@ def _prepare_output() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _give_up_output() -> None:
+class _Output:
+    """Standard output that may lose its reader: what is printed then goes nowhere, and the command's exit code stands.
+
+    What is written in pieces (`writelines`) may be long: it ends with the error.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write; return how much was taken."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            _give_up_output(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            _give_up_output(self._stream)
+
+
+def _give_up_output(stream: TextIO) -> None:
     """Let what is still buffered for stdout go nowhere, so that the interpreter does not fail on it at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

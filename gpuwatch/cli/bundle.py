@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
         output.print_json({"schema": output.SCHEMA, "bundle": args.output, **bundle.manifest()})
     elif code == NOTHING:
-        print("gpuwatch bundle: nothing to pack: no GPU, engine or log answered", file=sys.stderr)
+        why = "in no file was anything recognised" if args.files else "no GPU, engine or log answered"
+        print(f"gpuwatch bundle: nothing to pack: {why}", file=sys.stderr)
     elif code == FINE and not args.quiet:
         print(f"{args.output}: {Path(args.output).stat().st_size / 1000:,.0f} kB")
         for name in bundle.names:
@@ -162,6 +163,8 @@ class Bundle:
         self.left_out += result.refused
         if not result.inputs:
             return WRONG
+        if all(given.kind == "unknown" or given.path in result.empty for given in result.inputs):
+            return NOTHING
         facts: list[Fact] = []
         recordings = [given.path for given in result.inputs if given.kind == "recording"]
         for path in recordings:

@@ -58,6 +58,8 @@ def _write(args: argparse.Namespace) -> None:
     from gpuwatch.dashboards import DASHBOARDS, files  # noqa: PLC0415
     from gpuwatch.dashboards.provision import provisioning  # noqa: PLC0415
 
+    if not args.folder.strip():
+        raise UsageError("DIR is empty; allowed: the folder to write to, . for this one")
     if not args.prometheus.startswith(("http://", "https://")):
         raise UsageError(f"--prometheus {args.prometheus}: must begin with http:// or https://")
     folder = Path(args.folder).expanduser().absolute()

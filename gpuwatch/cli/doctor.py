@@ -118,7 +118,7 @@ def _gpus(config: Config, clock: Clock) -> Iterator[Check]:
     deadline = clock.monotonic() + GPU_SECONDS
     try:
         batch = source.poll()
-        while clock.monotonic() < deadline and not _settled(batch):
+        while clock.monotonic() < deadline and not _settled(batch, source.count):
             clock.wait(threading.Event(), 0.2)
             batch = source.poll()
     finally:
@@ -127,6 +127,9 @@ def _gpus(config: Config, clock: Clock) -> Iterator[Check]:
         yield Check("gpu", "NVML", "missing", batch.detail, _FIXES.get(batch.reason or Reason.FAILED, ""))
         return
     states = _states(batch)
+    unheard = set(map(str, range(source.count or 0))) - states.keys()
+    if batch.reason is not Reason.HUNG:
+        states |= dict.fromkeys(unheard, "late")
     infos = {label(labels, "gpu"): labels for labels in batch.keys if name_of(labels) == "gpuwatch_gpu_info"}
     for gpu in sorted(states, key=lambda gpu: [int(part) for part in gpu.split(":")]):
         state, said = states[gpu], "its name is not known"
@@ -152,12 +155,13 @@ def _states(batch: Batch) -> dict[str, str]:
     return {label(labels, "gpu"): label(labels, "state") for labels, value in found if value == 1}
 
 
-def _settled(batch: Batch) -> bool:
-    """Whether there is nothing to wait for: every GPU is read or known not to be, or NVML has failed or hangs."""
+def _settled(batch: Batch, count: int | None) -> bool:
+    """Whether there is nothing to wait for: each of `count` GPUs is read or known not to be, or NVML fails or hangs."""
     if not batch.up:
         return batch.reason is not Reason.NEVER_SEEN
     states = _states(batch)
-    return batch.reason is Reason.HUNG or (bool(states) and "late" not in states.values())
+    cards = [gpu for gpu in states if ":" not in gpu]
+    return batch.reason is Reason.HUNG or (len(cards) >= max(count or 0, 1) and "late" not in states.values())
 
 
 def _absences(batch: Batch) -> Iterator[Check]:

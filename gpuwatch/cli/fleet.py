@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from gpuwatch.config import Config, PrometheusConfig
     from gpuwatch.pipeline.fleet.driver import Fleet, Look
+    from gpuwatch.snapshot import Snapshot
 
 ONE_LOOK = 0.0
 """Without ``--for`` a check looks once: Prometheus has watched all the time."""
@@ -102,22 +103,40 @@ def _report(args: argparse.Namespace, look: Look, seen: list[Any]) -> int:
 
     snapshot = look.snapshot
     findings = output.ranked(seen)
+    problems = (*snapshot.problems, *_lost(snapshot))
+    judged = look.judged and not (_all_lost(snapshot) and not findings)
     if args.json:
-        output.print_json(output.report_json(_inputs(look), findings, (), snapshot.problems))
+        output.print_json(output.report_json(_inputs(look), findings, (), problems))
     elif not args.quiet:
         for source in snapshot.sources:
             if source.kind == "prometheus" and (source.detail or not source.up):
                 print(clean(f"prometheus {source.target}: {source.detail}"))
-        for problem in snapshot.problems:
+        for problem in problems:
             print(clean(problem))
         output.print_findings(findings, (), args.verbose, machine=("host", snapshot.cluster_label))
-        if not look.judged:
+        if not judged:
             print("nothing was judged: " + _why(look))
-    if not look.judged:
+    if not judged:
         if args.quiet or args.json:
             print("gpuwatch check: nothing was judged: " + _why(look), file=sys.stderr)
         return NOTHING
     return output.exit_code(findings, args.fail_on)
+
+
+def _lost(snapshot: Snapshot) -> list[str]:
+    """Return a line for each machine that Prometheus no longer scrapes: nothing is known of it."""
+    from gpuwatch.snapshot import lost_machines  # noqa: PLC0415  # --help does not need it
+    from gpuwatch.units import age  # noqa: PLC0415  # same
+
+    return [
+        f"host {'/'.join(filter(None, machine)) or '(no host label)'}: not scraped for {age(seconds)}"
+        for machine, seconds in sorted(lost_machines(snapshot).items())
+    ]
+
+
+def _all_lost(snapshot: Snapshot) -> bool:
+    known = len(snapshot.answer("host_last_seen").samples)
+    return known > 0 and len(_lost(snapshot)) == known
 
 
 def _why(look: Look) -> str:
@@ -130,6 +149,8 @@ def _why(look: Look) -> str:
         return failed
     if not snapshot.answer("host_last_seen").samples:
         return f"{source.target} has no series of gpuwatch"
+    if look.judged and _all_lost(snapshot):
+        return f"{source.target} no longer scrapes any host"
     return "; ".join(snapshot.problems) or f"{source.target} lists no rule named Gpuwatch…"
 
 

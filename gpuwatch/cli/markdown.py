@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from pathlib import PurePath
@@ -20,6 +21,16 @@ _ROOT = re.compile(r"(?<![\w/])/root(?=/|\b)")
 _USER_AT = re.compile(r"\b[\w.+-]+@(?=[\w.-]+)(?!<)[\w.-]+")
 _ADDRESS = re.compile(r"(?<![\w.])(?!(?:127\.0\.0\.\d+|0\.0\.0\.0)(?![\d.]))(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
 _ADDRESS_6 = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{1,4}:){3,7}(?::?[0-9a-fA-F]{1,4})(?![\w:])|\bfe80::[0-9a-fA-F:]+")
+_SHORT_6 = re.compile(
+    r"(?<![\w:.])(?=[^\s]*\d)[0-9a-fA-F:.]*::[0-9a-fA-F:.]*[0-9a-fA-F](?!\w)|(?<![\w:.])[0-9a-fA-F:]+::(?!\w)"
+)
+_USER = re.compile(
+    r"(?P<start>\b(?:user(?:_?name)?|login|owner|logname|sudo_user|account)[\"']?(?:=|: ?)[\"']?"
+    r"|\bfor (?:invalid )?user |\b[ug]id=\d+\()"
+    r"(?!(?:none|null|true|false|root|nobody|vllm)\b)(?=[\w.+-]*[A-Za-z])[\w.+-]+",
+    re.IGNORECASE,
+)
+_AT_HOST = re.compile(r"(?P<start><redacted>@)(?:\[[0-9a-fA-F:.]+\]|[\w.-]+)")
 _URL_HOST = re.compile(
     r"(?P<start>\b[a-z][a-z+.-]*://)(?!(?:localhost|127\.0\.0\.1|0\.0\.0\.0|huggingface\.co)\b|<)[^\s/:'\"]+"
 )
@@ -46,14 +57,25 @@ def public(text: str) -> str:
     text = _PROMPT.sub("<user>@<host>", text)
     text = _HOME.sub(r"\g<start><user>", text)
     text = _ROOT.sub("~", text)
+    text = _USER.sub(r"\g<start><user>", text)
     text = _USER_AT.sub("<user>@<host>", text)
+    text = _AT_HOST.sub(r"\g<start><host>", text)
     text = _URL_HOST.sub(r"\g<start><host>", text)
-    text = _ADDRESS_6.sub("<address>", _ADDRESS.sub("<address>", text))
+    text = _ADDRESS.sub("<address>", _ADDRESS_6.sub("<address>", _SHORT_6.sub(_address, text)))
     text = _DOMAIN.sub(lambda found: found[0] if _PUBLIC.match(found[0]) else "<host>", text)
     text = _UUID.sub(r"\g<start>-<uuid>", text)
     for name in _own_names():
         text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "<host>", text)
     return text
+
+
+def _address(found: re.Match[str]) -> str:
+    """Return what stands for an abbreviated IPv6 address; what only looks like one, and this machine's own, stays."""
+    try:
+        address = ipaddress.IPv6Address(found[0])
+    except ValueError:
+        return found[0]
+    return found[0] if address.is_loopback or address.is_unspecified else "<address>"
 
 
 def _own_names() -> list[str]:

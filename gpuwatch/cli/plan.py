@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-on",
         choices=("does_not_fit", "never"),
         default="never",
-        help="exit with 1 when it does not fit, or when that is unknown",
+        help="exit with 1 when it does not fit, holds no request as it is launched, or when that is unknown",
     )
     parser.add_argument(
         "--fail", dest="fail_on", action="store_const", const="does_not_fit", help="the same as --fail-on does_not_fit"
@@ -77,4 +77,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fails(args: argparse.Namespace, plan: Plan) -> bool:
-    return args.fail_on == "does_not_fit" and plan.verdict in ("does_not_fit", "unknown")
+    return args.fail_on == "does_not_fit" and (plan.verdict in ("does_not_fit", "unknown") or not plan.serves)

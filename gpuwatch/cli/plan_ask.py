@@ -3,48 +3,55 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.cli import UsageError
+from gpuwatch.cli.plan_command import checked, read_launch
 from gpuwatch.engines.version import parse_version, show_version
 from gpuwatch.ledger.budget import GIB, Deployment
-from gpuwatch.ledger.command import read_command
-from gpuwatch.ledger.command_values import KV_TYPES, KV_TYPES_SHOWN, LONGEST, MOST_RANKS, check_values
+from gpuwatch.ledger.command import repaired
+from gpuwatch.ledger.command_values import KV_TYPES, KV_TYPES_SHOWN, LONGEST, MOST_RANKS
 from gpuwatch.ledger.defaults import NEWEST, with_defaults
 from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.files import load
 from gpuwatch.ledger.kv import layout
-from gpuwatch.ledger.need import Engine, quantised, with_weights
+from gpuwatch.ledger.need import Engine, loaded, quantised, with_weights
+from gpuwatch.ledger.plan import available_bytes
+from gpuwatch.ledger.pool import longest_context
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from gpuwatch.cli.plan_command import Launch
+    from gpuwatch.engines.flag_versions import FlagProblem
     from gpuwatch.engines.version import Version
     from gpuwatch.ledger.command import Command
     from gpuwatch.ledger.model import Model
 
 DEFAULT_GIB = 80.0
 DEFAULT_CONTEXT = 4096
-_ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
-_VLLM_IMAGE = re.compile(r"(?:^|/)vllm-openai(?:[:@]|$)")
-"""The image whose entry point is the engine: what follows its name are the engine's arguments."""
-_IMAGE_TAG = re.compile(r"vllm-openai:v?(?P<version>\d+\.\d+(?:\.\d+)?)")
 KV_TYPE_READ_SINCE = (0, 32)
 """vLLM whose ``auto`` is known to follow the KV type that a checkpoint names."""
 
 
+LENGTH_FITTED_SINCE = (0, 14, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The engines to plan, the cards, the launch command if one was given, and what was assumed."""
+    """The engines to plan, the cards, the launch command if one was given, what is wrong with it, and what was assumed.
+
+    The engines are those of the command whose flags have the right names, with the values that it gives.
+    """
 
     engines: tuple[Engine, ...]
     gpus: int
     version: str
-    command: Command | None
+    launch: Launch | None
+    problems: tuple[FlagProblem, ...]
     assumed: tuple[str, ...]
 
 
@@ -56,31 +63,85 @@ def read(args: argparse.Namespace) -> Asked:
         ModelConfigError: a model cannot be read.
     """
     _check(args)
-    command = _command(args.from_command) if args.from_command else None
+    launch = read_launch(args.from_command) if args.from_command else None
+    kind = args.engine or (launch.command.engine if launch is not None else "vllm")
+    tag = launch.image if launch is not None and kind == "vllm" else ""
+    named = args.engine_version or tag or None
+    version = _version(kind, named)
+    problems = launch.command.problems(show_version(version)) if launch is not None else ()
+    command = None if launch is None else _repaired(launch.command, problems)
     names = list(args.models) or ([command.model] if command is not None and command.model else [])
     if not names:
         raise UsageError("no MODEL; give a folder, a config.json, a known name, or --from-command with a model in it")
-    kind = args.engine or (command.engine if command is not None else "vllm")
-    tag = _IMAGE_TAG.search(args.from_command or "") if kind == "vllm" else None
-    named = args.engine_version or (tag["version"] if tag is not None else None)
-    version = _version(kind, named)
     assumed = [] if named else [f"{kind} {show_version(version)} assumed (--engine-version)"]
     if args.gpu_memory is None:
         assumed.append(f"cards of {DEFAULT_GIB:g} GiB assumed (--gpu-memory)")
+    if launch is not None and command is not None:
+        assumed += [*_counted(problems), *command.unread(show_version(version))]
     engines, gpus = [], 1
     for name in names:
-        model, weights = load(name)
-        engine, count = _engine(args, command, kind, version, model)
-        if weights is not None and args.params is None and args.weights_bytes is None and args.weights is None:
-            engine = replace(engine, weights_bytes=weights)
+        engine, count, notes = _model(args, command, kind, version, name)
         engines.append(engine)
-        if model.kv_type and args.kv_dtype is None and (command is None or command.kv_dtype == "auto"):
-            took = engine.deployment.kv_dtype
-            assumed.append(f"the checkpoint names {model.kv_type} for its KV cache; {took} counted (--kv-dtype)")
+        assumed += notes
         gpus = max(gpus, count)
-        if model.context is None and args.context is None:
-            assumed.append(f"{name} declares no length: {DEFAULT_CONTEXT:,} tokens assumed (--context)")
-    return Asked(tuple(engines), gpus, show_version(version), command, tuple(dict.fromkeys(assumed)))
+    return Asked(tuple(engines), gpus, show_version(version), launch, problems, tuple(dict.fromkeys(assumed)))
+
+
+def _counted(problems: Sequence[FlagProblem]) -> list[str]:
+    """Say in which way the figures are those of a command with faults."""
+    notes = []
+    if any(problem.kind == "unknown" for problem in problems):
+        notes.append("the figures are for the command with the names of its flags repaired")
+    risky = ", ".join(f"--{problem.flag}" for problem in problems if problem.kind == "risky")
+    if risky:
+        notes.append(f"the figures count {risky} as given, which the repaired command changes")
+    return notes
+
+
+def _model(
+    args: argparse.Namespace, command: Command | None, kind: str, version: tuple[int, int, int], name: str
+) -> tuple[Engine, int, list[str]]:
+    """Return one engine, the cards it needs, and what was assumed of it."""
+    model, weights = load(name)
+    engine, count = _engine(args, command, kind, version, model)
+    if weights is not None and args.params is None and args.weights_bytes is None and args.weights is None:
+        engine = replace(engine, weights_bytes=weights)
+    if args.weights is None:
+        engine = loaded(engine, str(command.flags.get("dtype", "auto")) if command is not None else "auto")
+    notes = []
+    if command is not None and command.longest_that_fits and args.context is None:
+        engine = _fitted(engine)
+        length = engine.deployment.context
+        told = "" if model.context is None else f" (the model declares {model.context:,})"
+        notes.append(f"--max-model-len auto: {length:,} tokens, the longest that the pool holds{told}")
+        if version < LENGTH_FITTED_SINCE:
+            notes.append(f"vLLM before {show_version(LENGTH_FITTED_SINCE)} has no --max-model-len auto")
+    if model.kv_type and args.kv_dtype is None and (command is None or command.kv_dtype == "auto"):
+        took = engine.deployment.kv_dtype
+        notes.append(f"the checkpoint names {model.kv_type} for its KV cache; {took} counted (--kv-dtype)")
+    if model.context is None and args.context is None:
+        notes.append(f"{name} declares no length: {DEFAULT_CONTEXT:,} tokens assumed (--context)")
+    return engine, count, notes
+
+
+def _repaired(command: Command, problems: Sequence[FlagProblem]) -> Command:
+    """Return the command with the names of its flags repaired: with the others the engine does not start.
+
+    Raises:
+        UsageError: a value is none that the engine takes.
+    """
+    unknown = [problem for problem in problems if problem.kind == "unknown"]
+    return checked(command.engine, shlex.split(repaired(command, unknown))) if unknown else command
+
+
+def _fitted(engine: Engine) -> Engine:
+    """Return the engine with the longest request that its pool holds, at most what the model declares.
+
+    Source: ``_auto_fit_max_model_len`` in vLLM's ``v1/core/kv_cache_utils.py``.
+    """
+    declared = engine.deployment.context
+    longest = longest_context(engine.model, engine.deployment, max(0.0, available_bytes(engine)))
+    return engine.with_deployment(context=min(declared, longest)) if longest else engine
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -108,42 +169,6 @@ def _version(engine: str, text: str | None) -> tuple[int, int, int]:
     return version
 
 
-def _command(text: str) -> Command:
-    """Read a launch command, through variables set in front of it and what starts it (``docker run …``, ``nohup``)."""
-    from gpuwatch.sources.discovery.processes import engine_role  # noqa: PLC0415  # loads psutil
-
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise UsageError(f"--from-command cannot be split into words: {error}") from None
-    for at, word in enumerate(words):
-        if _ASSIGNMENT.match(word):
-            continue
-        role = engine_role(words[at:])
-        if role is not None and role.role == "server":
-            return _checked(role.engine, role.arguments)
-    for at, word in enumerate(words):
-        if _VLLM_IMAGE.search(word):
-            return _checked("vllm", words[at + 1 :])
-    raise UsageError(
-        "--from-command has no engine in it; expected: vllm serve …, python -m vllm.entrypoints.openai.api_server …, "
-        "python -m sglang.launch_server … or sglang serve …"
-    )
-
-
-def _checked(engine: str, arguments: Sequence[str]) -> Command:
-    """Read the arguments of an engine.
-
-    Raises:
-        UsageError: a value is none that the engine takes, or missing.
-    """
-    try:
-        check_values(engine, arguments)
-    except ValueError as error:
-        raise UsageError(f"--from-command: {error}") from None
-    return read_command(engine, arguments)
-
-
 def _kv_dtype(args: argparse.Namespace, command: Command | None, kind: str, version: Version, model: Model) -> str:
     """Return the KV type: as asked for, else as the checkpoint names it where the engine follows it."""
     asked = str(args.kv_dtype or (command.kv_dtype if command is not None else "auto"))
@@ -160,7 +185,10 @@ def _engine(
             f"{model.name or 'the config'} lacks {', '.join(model.missing)}: nothing can be computed"
         )
     told = dict(command.numbers) if command is not None else {}
-    tp, pp, pcp, gpus = _ranks(args, told)
+    inner = command.attention_groups if command is not None else 1
+    dp = told.get("dp", 1) if inner == 1 else 1
+    tp, pp, pcp, gpus = _ranks(args, told, dp)
+    sharing = dp if kind == "vllm" and model.experts is not None else 1
     if args.weights is not None:
         model = with_weights(model, args.weights)
     elif command is not None and command.quantisation and model.quantisation is None:
@@ -173,13 +201,17 @@ def _engine(
         pp=pp,
         dcp=args.dcp or told.get("dcp") or 1,
         pcp=pcp,
-        dp_attention=told.get("dp", 1) if command is not None and command.dp_attention else 1,
+        dp_attention=inner,
+        dp=dp,
+        sharing_dp=sharing,
+        expert_parallel=command is not None and command.flags.get("enable-expert-parallel") is True,
         context=args.context or told.get("context") or model.context or DEFAULT_CONTEXT,
         kv_dtype=_kv_dtype(args, command, kind, version, model),
         block_size=told.get("block_size") or (1 if kind == "sglang" else 16),
         eager=command is not None and command.eager,
         prefix_caching=None if command is None else command.prefix_caching,
         hybrid_manager=command is None or command.hybrid_manager,
+        speculative_tokens=command.drafted if command is not None else 0,
         kv_bytes=told.get("kv_bytes"),
         blocks_override=told.get("blocks_override"),
         max_total_tokens=told.get("max_total_tokens"),
@@ -190,29 +222,30 @@ def _engine(
         asynchronous=command is None or command.flags.get("async-scheduling") is not False,
         state_dtype=str(command.flags.get("mamba-ssm-cache-dtype", "auto")) if command is not None else "auto",
     )
+    fraction = args.utilization or (command.fraction if command is not None else None)
     filled = with_defaults(
-        deployment,
+        replace(deployment, fraction_asked=fraction is not None or deployment.pool_asked),
         model,
         chunk=args.chunk or told.get("chunk"),
         sequences=args.max_num_seqs or told.get("max_num_seqs"),
-        fraction=args.utilization or (command.fraction if command is not None else None),
+        fraction=fraction,
     )
     layout(model, filled.kv_settings)  # says at once when the model keeps nothing
     return Engine(model, filled, parameters=args.params, weights_bytes=args.weights_bytes), gpus
 
 
-def _ranks(args: argparse.Namespace, told: dict[str, int]) -> tuple[int, int, int, int]:
-    """Return tensor ranks, pipeline stages, prefill contexts, and cards."""
+def _ranks(args: argparse.Namespace, told: dict[str, int], dp: int) -> tuple[int, int, int, int]:
+    """Return tensor ranks, pipeline stages, prefill contexts, and cards; `dp` groups have as many cards each."""
     mig = args.memory_kind == "mig"
     pp = args.pp or told.get("pp") or 1
     pcp = args.pcp or told.get("pcp") or 1
-    tp = args.tp or told.get("tp") or (1 if mig else max(1, (args.gpus or 1) // (pp * pcp)))
-    needed = tp * pp * pcp
+    tp = args.tp or told.get("tp") or (1 if mig else max(1, (args.gpus or 1) // (pp * pcp * dp)))
+    needed = tp * pp * pcp * dp
     gpus = args.gpus or needed
     if needed > gpus:
-        more = f" x --pcp {pcp}" if pcp > 1 else ""
+        more = (f" x --pcp {pcp}" if pcp > 1 else "") + (f" x --dp {dp}" if dp > 1 else "")
         raise UsageError(f"--tp {tp} x --pp {pp}{more} needs {needed} cards, but --gpus is {gpus}")
-    if mig and needed > 1:
+    if mig and tp * pp * pcp > 1:
         raise UsageError(f"--tp {tp} x --pp {pp} with --memory-kind mig; allowed: 1, slices cannot form a group")
     return tp, pp, pcp, gpus
 

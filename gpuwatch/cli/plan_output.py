@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.cli.plan_ask import models_of
 from gpuwatch.engines.log_text import clean
 from gpuwatch.ledger.budget import GIB
-from gpuwatch.ledger.command import repaired
-from gpuwatch.ledger.need import scale_share
-from gpuwatch.ledger.plan import PARTS, card_of, fraction_needed
+from gpuwatch.ledger.kv import scale_share
+from gpuwatch.ledger.plan import PARTS, card_of, fraction_needed, start_notes
+from gpuwatch.ledger.pool import LONGEST
 from gpuwatch.ledger.spread import spreads
 from gpuwatch.ledger.starts import obstacles
 from gpuwatch.ledger.whatif import best_pair, what_if
@@ -42,6 +44,7 @@ _VERDICTS = {
 }
 
 
+_ORDER = {"fits": 0, "tight": 1, "unknown": 2, "does_not_fit": 3}
 _WAYS = {"does_not_fit": "does not fit", "unknown": "unknown"}
 
 
@@ -63,12 +66,15 @@ def print_json(plan: Plan, asked: Asked) -> None:
                     if sized
                     else None,
                     "tokens": first.tokens if complete else None,
-                    "max_context": first.max_context if complete else None,
-                    "max_concurrency": round(first.max_concurrency, 3) if complete else None,
+                    "max_context": _length(first.max_context) if complete else None,
+                    "any_length": complete and first.max_context >= LONGEST,
+                    "max_concurrency": round(first.served, 3) if complete else None,
+                    "pools": first.pools,
                     "pool_bytes": round(first.pool_bytes) if complete else None,
                     "context": engine.deployment.context,
                 },
                 "fewest_gpus": plan.fewest_gpus,
+                "serves": plan.serves if complete else None,
                 "error_band": round(plan.error_band, 4),
                 "what_if": [_row(row) for row in rows],
                 "flags": flags_of(asked),
@@ -80,6 +86,15 @@ def print_json(plan: Plan, asked: Asked) -> None:
             indent=2,
         )
     )
+
+
+def _length(tokens: int) -> int | None:
+    """Return the longest request; None where it may have any length."""
+    return None if tokens >= LONGEST else tokens
+
+
+def _tokens(tokens: int) -> str:
+    return "of any length" if tokens >= LONGEST else f"{tokens:,}"
 
 
 def _whole(value: float) -> float:
@@ -107,7 +122,8 @@ def _card(card: Card, *, kv_known: bool) -> dict[str, Any]:
 def _row(row: Row) -> dict[str, Any]:
     return {
         "change": row.change,
-        "max_context": row.max_context,
+        "max_context": _length(row.max_context),
+        "any_length": row.max_context >= LONGEST,
         "max_concurrency": round(row.max_concurrency, 3),
         "costs": row.costs,
         "verdict": row.verdict,
@@ -120,6 +136,7 @@ def _spread(way: Spread) -> dict[str, Any]:
         "replicas": way.replicas,
         "verdict": way.verdict,
         "max_concurrency": None if way.verdict == "unknown" else round(way.concurrency, 3),
+        "experts_shared": way.shared,
     }
 
 
@@ -140,6 +157,7 @@ def _model(engine: Engine, asked: Asked) -> dict[str, Any]:
         "engine": deployment.engine,
         "tp": deployment.tp,
         "pp": deployment.pp,
+        "dp": deployment.pools,
         "fraction": deployment.fraction,
         "chunk": deployment.chunk,
         "max_num_seqs": deployment.sequences,
@@ -150,33 +168,41 @@ def _model(engine: Engine, asked: Asked) -> dict[str, Any]:
 
 
 def _rows(asked: Asked) -> list[Row]:
-    engine, others = asked.engines[0], asked.engines[1:]
     if any(not one.model.complete for one in asked.engines):
         return []
-    pair = best_pair(engine, others)
-    return [*([pair] if pair is not None else []), *what_if(engine, others)]
+    found: list[list[Row]] = []
+    for at, engine in enumerate(asked.engines):
+        others = asked.engines[:at] + asked.engines[at + 1 :]
+        pair = best_pair(engine, others)
+        rows = (*([pair] if pair is not None else []), *what_if(engine, others))
+        found.append([replace(row, change=f"{_called(asked, at)}{row.change}") for row in rows])
+    turns = [row for turn in itertools.zip_longest(*found) for row in turn if row is not None]
+    return sorted(turns, key=lambda row: _ORDER[row.verdict]) if len(found) > 1 else turns
+
+
+def _called(asked: Asked, at: int) -> str:
+    """Return the name of one of several models in front of what is said of it."""
+    if len(asked.engines) == 1:
+        return ""
+    names = [models_of([engine]) for engine in asked.engines]
+    return f"{names[at]}: " if names.count(names[at]) == 1 else f"{names[at]} ({at + 1}): "
 
 
 def flags_of(asked: Asked) -> list[dict[str, Any]]:
     """Return what is wrong with the flags of the launch command."""
-    if asked.command is None:
-        return []
     return [
         {
             "flag": f"--{problem.flag}",
             "problem": problem.text,
             "replacement": problem.instead or (f"--{problem.flag} {problem.proposed}" if problem.proposed else None),
         }
-        for problem in asked.command.problems(asked.version)
+        for problem in asked.problems
     ]
 
 
 def command_of(asked: Asked) -> str | None:
     """Return the launch command with its faults repaired; None where none was given."""
-    if asked.command is None:
-        return None
-    program = "vllm serve" if asked.command.engine == "vllm" else "python -m sglang.launch_server"
-    return f"{program} {repaired(asked.command, asked.command.problems(asked.version))}"
+    return None if asked.launch is None else asked.launch.repaired(asked.problems)
 
 
 def gib(value: float) -> str:
@@ -190,7 +216,9 @@ def print_text(plan: Plan, asked: Asked) -> None:
     deployment, card = engine.deployment, plan.cards[0]
     ranks = f"TP{deployment.tp}" + (f" x PP{deployment.pp}" if deployment.pp > 1 else "")
     ranks += f" x PCP{deployment.pcp}" if deployment.pcp > 1 else ""
-    replicas = asked.gpus // deployment.ranks
+    ranks += f" x DP{deployment.dp}" if deployment.dp > 1 else ""
+    ranks += f" with DP{deployment.dp_attention} attention" if deployment.dp_attention > 1 else ""
+    replicas = asked.gpus // deployment.cards
     spread = ranks + (f", {replicas} independent replicas" if replicas > 1 else "")
     cards = f"{asked.gpus} x {gib(card.capacity)} GiB"
     print(clean(f"{models_of(asked.engines)} on {cards}, {deployment.engine} {asked.version}, {spread}"))
@@ -215,7 +243,7 @@ def print_text(plan: Plan, asked: Asked) -> None:
         print(clean(f"flag {fault['flag']}: {fault['problem']}; {fault['replacement'] or 'leave it out'}"))
     command = command_of(asked)
     if command is not None:
-        print(clean(f"\nrepaired command:\n  {command}"))
+        print(f"\nrepaired command:\n  {clean(command)}")
     for note in _notes(plan, asked):
         print(clean(f"note: {note}"))
 
@@ -225,6 +253,8 @@ def _verdict(plan: Plan, asked: Asked) -> str:
     if plan.verdict == "unknown" and not any(engine.model.missing for engine in asked.engines):
         return "unknown: the model has parts that are not counted (see the notes)"
     reasons = _reasons(asked)
+    if plan.verdict == "does_not_fit" and not reasons and not plan.serves:
+        reasons = [note for found in plan.capacities for note in start_notes(found)]
     return f"{_VERDICTS[plan.verdict]}: {reasons[0]}" if reasons else _VERDICTS[plan.verdict]
 
 
@@ -251,16 +281,20 @@ def _print_pools(plan: Plan) -> None:
             requests = f"{found.max_concurrency:.1f} requests of any length"
             print(f"states and no KV cache: with {limit} the pool holds {requests}")
             continue
-        print(f"KV cache: {_whole(found.bytes_per_token):,} bytes per token; with {limit} the pool holds")
+        holds = "the pool holds" if found.pools == 1 else f"each of {found.pools} pools holds"
+        print(f"KV cache: {_whole(found.bytes_per_token):,} bytes per token; with {limit} {holds}")
+        longest = f"{_tokens(found.max_context)}{' tokens' if found.max_context < LONGEST else ''}"
+        together = f", {found.served:.1f} in all" if found.pools > 1 else ""
         print(
-            f"  {found.tokens:,} tokens: the longest request {found.max_context:,} tokens, or "
-            f"{found.max_concurrency:.1f} requests of {one.context:,}"
+            f"  {found.tokens:,} tokens: the longest request {longest}, or "
+            f"{found.max_concurrency:.1f} requests of {one.context:,}{together}"
         )
 
 
 def _print_ways(asked: Asked) -> None:
     ways = [
-        f"{way.replicas} x TP{way.tp} " + _WAYS.get(way.verdict, f"{way.concurrency:.1f} ({way.verdict})")
+        (f"DP{way.replicas} x TP{way.tp}, experts shared, " if way.shared else f"{way.replicas} x TP{way.tp} ")
+        + _WAYS.get(way.verdict, f"{way.concurrency:.1f} ({way.verdict})")
         for way in ways_of(asked)
     ]
     if ways:
@@ -310,7 +344,7 @@ def _print_rows(asked: Asked) -> None:
     print("\nwhat if")
     for row in rows:
         print(f"  {row.change}")
-        holds = f"longest request {row.max_context:,}, {row.max_concurrency:.1f} of full length"
+        holds = f"longest request {_tokens(row.max_context)}, {row.max_concurrency:.1f} of full length"
         print(f"    {row.verdict.replace('_', ' ')}: {holds}")
         print(f"    costs: {row.costs}")
     print()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpuwatch.cli.output import SCHEMA, advice_text, finding_json, finding_lines
 from gpuwatch.engines.log_text import clean
 from gpuwatch.sources.engine.http import show_url
+from gpuwatch.units import percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -116,7 +117,7 @@ def _number(key: str, value: float) -> str:
     if key.endswith("_bytes"):
         return f"{value / _GIB:.2f}"
     if key.endswith("_ratio"):
-        return f"{100 * value:.0f} %"
+        return percent(value)
     return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.3g}"
 
 

@@ -60,8 +60,10 @@ def run_probe(args: argparse.Namespace) -> int:
             return NOTHING
         raise UsageError(f"{args.probe}: {error}") from None
     bar.clear()
-    _print(result, args)
-    _save(result, args.output)
+    try:
+        _save(result, args.output)
+    finally:  # whether stdout or the file fails, the other one has the result
+        _print(result, args)
     return _code(result, args)
 
 
@@ -277,24 +279,42 @@ def _check_output(output: str) -> None:
     if not output:
         return
     path = Path(output)
-    if path.exists():
+    if os.path.lexists(path):
         raise UsageError(f"-o {output}: exists already; choose another name")
     if not path.parent.is_dir():
         raise UsageError(f"-o {output}: the folder {path.parent} does not exist")
 
 
 def _save(result: Result, output: str) -> None:
+    """Write the file; it appears when it is complete, and replaces none that was made while the probe ran."""
     if not output:
         return
     path = Path(output)
     half = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         half.write_text(json.dumps(result_json(result), ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-        half.replace(path)
+        _place(half, path)
+    except FileExistsError:
+        raise UsageError(f"-o {output}: exists by now; the result is printed, not saved") from None
     except OSError as error:
         raise UsageError(f"-o {output}: {error.strerror}; the result is printed, not saved") from None
     finally:
         half.unlink(missing_ok=True)
+
+
+def _place(half: Path, path: Path) -> None:
+    """Give a complete file its name, unless there is one of that name.
+
+    Raises:
+        FileExistsError: there is.
+    """
+    try:
+        os.link(half, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        with path.open("x", encoding="utf-8") as file:
+            file.write(half.read_text(encoding="utf-8"))
 
 
 def _answerless(result: Result) -> bool:

@@ -87,6 +87,7 @@ def text_of(
     except (RecordingError, ProbeFileError) as error:
         raise UsageError(str(error)) from None
     if output == JSON:
-        text = json.dumps(run_json.as_json(data, finding_json), indent=1, ensure_ascii=False, allow_nan=False)
+        figures = {**run_json.as_json(data, finding_json), "probes": [result.data for result in results]}
+        text = json.dumps(figures, indent=1, ensure_ascii=False, allow_nan=False)
         return f"{text}\n", data.ticks, data.cut
     return writing.render(run_report.build(data, results, f"gpuwatch {__version__}"), output), data.ticks, data.cut

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from gpuwatch.config import Config
+    from gpuwatch.config import Config, ServeConfig
     from gpuwatch.exporter.alertmanager import Notifier
     from gpuwatch.exporter.otlp import OtlpExport
     from gpuwatch.exporter.server import Server
@@ -30,7 +30,10 @@ HELP = "run as a daemon: metrics for Prometheus, findings for Alertmanager, a sn
 STOP_SECONDS = 1.8
 """How long an orderly end may take; after it the process ends whatever still hangs."""
 
-SWITCH_SECONDS = 0.001
+FIXED = ("listen", "web_config", "state", "otlp", "otlp_interval")
+"""Settings of `serve` that take effect at the next start only."""
+
+SWITCH_SECONDS = 0.0005
 """A scrape that comes during a tick gets its turn after this time; Python's own 5 ms would be most of the answer."""
 
 log = logging.getLogger(__name__)
@@ -79,10 +82,6 @@ def config_of(args: argparse.Namespace) -> Config:
     )
 
 
-SWITCH_SECONDS = 0.0005
-"""How long a tick may keep the interpreter from a scrape that has arrived; Python's own 5 ms are too long for that."""
-
-
 class Service:
     """Everything that runs: the daemon, its server, and what sends its findings and series elsewhere."""
 
@@ -96,6 +95,7 @@ class Service:
 
         self._args = args
         self._clock = SystemClock()
+        self._running = config.serve
         self._notifier: Notifier | None = None
         self._otlp: OtlpExport | None = None
         state = _state_of(config)
@@ -117,7 +117,6 @@ class Service:
 
     def start(self) -> None:
         """Start watching and answering."""
-        sys.setswitchinterval(SWITCH_SECONDS)
         self.daemon.start()
         self.server.start()
         if self._otlp is not None:
@@ -149,10 +148,11 @@ class Service:
         """Read the configuration again; where it is wrong, say so in one line and go on with the one before."""
         from gpuwatch.config import ConfigError  # noqa: PLC0415  # loaded by then
 
-        notifier, old = None, self.daemon.config
+        notifier, old, running = None, self.daemon.config, self._running
         try:
             config = config_of(self._args)
-            prepared = self.server.prepare()
+            prepared = self.server.prepare() if config.serve.web_config == running.web_config else None
+            _check_next(config.serve, running)
             renewed = (config.alertmanagers, config.serve.runbook_url) != (old.alertmanagers, old.serve.runbook_url)
             notifier = self._new_notifier(config) if renewed else None
             later = self.daemon.reload(config)
@@ -166,8 +166,7 @@ class Service:
             before, self._notifier = self._notifier, notifier
             if before is not None:
                 before.close()
-        fixed = [name for name in ("listen", "web_config", "state", "otlp", "otlp_interval")
-                 if getattr(config.serve, name) != getattr(old.serve, name)]  # fmt: skip
+        fixed = [name for name in FIXED if getattr(config.serve, name) != getattr(running, name)]
         waiting = [*later, *(f"serve.{name}" for name in fixed)]
         if waiting:
             log.error("%s: takes effect at the next start", ", ".join(waiting))
@@ -196,6 +195,23 @@ class Service:
         notifier = self._notifier
         if notifier is not None:
             notifier.notify(findings, time)  # type: ignore[arg-type]  # findings, as the daemon hands them on
+
+
+def _check_next(serve: ServeConfig, running: ServeConfig) -> None:
+    """Check the settings that only the next start will use: it must not be the first to find them wrong.
+
+    Raises:
+        ConfigError: One of them cannot be used.
+    """
+    from gpuwatch.config_endpoints import endpoint_url  # noqa: PLC0415  # loaded by then
+    from gpuwatch.exporter import listen  # noqa: PLC0415  # same
+    from gpuwatch.exporter.server import check_web_config  # noqa: PLC0415  # same
+
+    listen.parse(serve.listen)
+    if serve.web_config and serve.web_config != running.web_config:
+        check_web_config(serve.web_config)
+    if serve.otlp:
+        endpoint_url(serve.otlp, "otlp")
 
 
 def _state_of(config: Config) -> StateFile | None:

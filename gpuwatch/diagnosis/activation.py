@@ -14,6 +14,7 @@ from gpuwatch.diagnosis.bounds import SMALLEST_CHUNK
 from gpuwatch.diagnosis.context import SERVER_SCOPE
 from gpuwatch.diagnosis.explanation import count, measured, size
 from gpuwatch.diagnosis.finding import Advice
+from gpuwatch.diagnosis.room import fixed_pool, memory_flag, whole_mib
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
@@ -71,8 +72,12 @@ class Step:
 
     def fraction(self, current: float) -> float:
         """Return the memory fraction that makes room for a full step and the reserve, in steps of 0.01."""
-        lacking = (self.full or self.took) + RESERVE * self.total - self.room
-        return max(0.05, math.floor((current - max(0.0, lacking) / self.total) * 100 + 1e-6) / 100)
+        return max(0.05, math.floor((current - self.lacking / self.total) * 100 + 1e-6) / 100)
+
+    @property
+    def lacking(self) -> float:
+        """Return the bytes that a full step and the reserve need beyond the room there is."""
+        return max(0.0, (self.full or self.took) + RESERVE * self.total - self.room)
 
 
 def step_of(engine: Subject, took: float, room: float, total: float, window: str) -> Step:
@@ -136,11 +141,12 @@ def step_advice(engine: Subject, step: Step) -> list[Advice]:
     elif step.budget > SMALLEST_CHUNK:
         text = "process prompts in the smallest sensible chunks; that alone may not be enough"
         found.append(Advice(text, flag, f"{step.budget:.0f}", str(SMALLEST_CHUNK)))
-    current = engine.config("memory_fraction_ratio", "memory_fraction")
-    if current is not None:
-        proposed = step.fraction(current)
-        if proposed < current:
-            flag = "--mem-fraction-static" if engine.sglang else "--gpu-memory-utilization"
-            text = f"or give the pool less, which leaves {reserve} at the next peak"
-            found.append(Advice(text, flag, f"{current:g}", f"{proposed:.2f}"))
+    text = f"or give the pool less, which leaves {reserve} at the next peak"
+    flag, now = memory_flag(engine)
+    fixed, current = fixed_pool(engine), engine.config("memory_fraction_ratio", "memory_fraction")
+    if fixed is not None:
+        if 0 < step.lacking < fixed:
+            found.append(Advice(text, flag, now, whole_mib(fixed - step.lacking)))
+    elif current is not None and step.fraction(current) < current:
+        found.append(Advice(text, flag, now, f"{step.fraction(current):.2f}"))
     return found

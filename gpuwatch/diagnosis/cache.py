@@ -51,10 +51,12 @@ def _why_fewer(subject: Subject) -> tuple[str, list[Evidence], tuple[Advice, ...
     usage = subject.over("max_over_time", "engine_kv_cache_usage_ratio", "5m")
     if usage is not None and usage >= NEARLY_FULL:
         text = f"KV usage reached {percent(usage)} in the last 5 minutes"
+        limit = subject.config("max_num_seqs", "max_num_seqs")
+        flag, now = "--max-running-requests" if subject.sglang else "--max-num-seqs", _whole(limit)
         return (
             "the pool is nearly full, so cached blocks are overwritten before they are used again.",
             [measured(text, "engine_kv_cache_usage_ratio", usage, "ratio")],
-            (Advice("give the KV cache more memory, or let fewer requests run at once", "--max-num-seqs"),),
+            (Advice("give the KV cache more memory, or let fewer requests run at once", flag, now),),
             0.75,
         )
     tokens = subject.select("engine_prompt_tokens_total")
@@ -68,6 +70,10 @@ def _why_fewer(subject: Subject) -> tuple[str, list[Evidence], tuple[Advice, ...
         more.append(measured(text, "engine_prompt_tokens_total", length, "tokens"))
         return "the prompts have changed.", more, advice, 0.7
     return "the prompts share less of their beginning than before.", more, advice, 0.55
+
+
+def _whole(number: float | None) -> str | None:
+    return None if number is None else f"{number:.0f}"
 
 
 def zero_hit(subject: Subject) -> Verdict:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.bounds import HIGHEST_FRACTION
 from gpuwatch.diagnosis.capacity import pool_of, typical_length
-from gpuwatch.diagnosis.context import ENGINE_SCOPE, GPU_SCOPE, SERVER_SCOPE
+from gpuwatch.diagnosis.context import ENGINE_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import (
     Explanation,
@@ -23,6 +23,7 @@ from gpuwatch.diagnosis.explanation import (
 )
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.kv_advice import blocks_override
+from gpuwatch.diagnosis.room import BYTES_FLAG, cache_type, fixed_pool, memory_flag, room_of, whole_mib
 from gpuwatch.engines.flag_versions import risky_flags
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ OVERRIDDEN = "GpuwatchKvPoolOverridden"
 """The rule that fires on a pool below what profiling found room for."""
 KEPT_FREE = 0.05
 """Share of a card that the advice leaves free beside a larger pool."""
+SMALLEST_BLOCK = 16
+"""Tokens of the smallest block that all attention backends of vLLM on GPUs take."""
+SMALLEST_PAGE = 1
+"""Tokens of SGLang's smallest page, which is its default."""
 
 
 def pool_undersized(subject: Subject) -> Verdict:
@@ -47,23 +52,34 @@ def pool_undersized(subject: Subject) -> Verdict:
     evidence = [measured(used, "engine_kv_cache_usage_ratio", max(usage), "ratio")] if usage else []
     if subject.alert == OVERRIDDEN:
         return _overridden(subject, evidence)
-    free, total = _smallest(subject, "free"), _smallest(subject, "total")
-    pool = subject.config("kv_cache_bytes", "kv.bytes")
-    if free is None or not total or pool is None:
+    room = room_of(subject, "5m")
+    pool = subject.config("kv_cache_bytes", "kv.bytes") or fixed_pool(subject)
+    if room is None or not pool:
         return Unknown("free memory of the engine's GPUs and the bytes of its KV pool")
     evidence += [
-        measured(f"{size(free)} or more are free on every GPU of the engine", "gpu_memory_free_bytes", free, "bytes"),
+        measured(
+            f"{size(room.free)} or more are free on every GPU of the engine",
+            "gpu_memory_free_bytes",
+            room.free,
+            "bytes",
+        ),
         measured(f"the KV pool takes {size(pool)} per GPU", "engine_config_kv_cache_bytes", pool, "bytes"),
     ]
-    fraction = subject.config("memory_fraction_ratio", "memory_fraction")
-    if fraction is not None:
+    if room.engines > 1:
+        text = f"{room.engines} engines use the card: each is offered its part of what is free"
+        evidence.append(measured(text, "gpu_engine", float(room.engines)))
+    fraction, fixed = subject.config("memory_fraction_ratio", "memory_fraction"), fixed_pool(subject)
+    if fixed is not None:
+        text = f"{BYTES_FLAG} fixes the pool at {size(fixed)} per GPU"
+        evidence.append(measured(text, "engine_config_kv_cache_bytes", fixed, "bytes"))
+    elif fraction is not None:
         text = f"the engine was told to use {fraction:g} of the memory"
         evidence.append(measured(text, "engine_config_memory_fraction_ratio", fraction, "ratio"))
-    override = blocks_override(subject)
-    spare = free - KEPT_FREE * total
-    larger = f"{1 + spare / pool:.1f} times as large"
-    cause = f"The KV pool of {size(pool)} is in use while {size(free)} are free: it could be {larger}."
-    return Explanation(cause, 0.8, tuple(evidence), _larger_pool(subject, fraction, spare / total, override))
+    spare = room.share(KEPT_FREE)
+    gain = _gain(subject, spare, room.total)
+    larger = f": it could be {1 + gain / pool:.1f} times as large" if gain > 0 else ""
+    cause = f"The KV pool of {size(pool)} is in use while {room.words}{larger}."
+    return Explanation(cause, 0.8, tuple(evidence), _larger_pool(subject, spare, room.total))
 
 
 def _overridden(subject: Subject, evidence: list[Evidence]) -> Verdict:
@@ -90,36 +106,50 @@ def _overridden(subject: Subject, evidence: list[Evidence]) -> Verdict:
     )
 
 
-def _larger_pool(subject: Subject, fraction: float | None, spare: float, override: float | None) -> tuple[Advice, ...]:
-    """Return what enlarges the pool by the share `spare` of the card's memory."""
-    if override and not subject.sglang:
-        text = "remove this flag: the engine then takes what the memory allows"
-        return (Advice(text, "--num-gpu-blocks-override", f"{override:.0f}", "(none)"),)
-    cap = subject.fact("flag.max-total-tokens")
-    if subject.sglang and cap is not None:
-        return (Advice("remove the cap on the pool", "--max-total-tokens", str(cap.value), "(none)"),)
+def _larger_pool(subject: Subject, spare: float, total: float) -> tuple[Advice, ...]:
+    """Return what enlarges the pool by `spare` bytes on a card of `total`: nothing that lowers it or has no effect."""
+    capped = _cap(subject)
+    if capped is not None:
+        return (capped,)
+    flag, now = memory_flag(subject)
     if subject.sglang:
         text = (
             "raise the share of memory for weights and pool; a pool of a few thousand tokens was measured while "
             "loading still held the memory: restart it then"
         )
-        return (Advice(text, "--mem-fraction-static", f"{fraction:g}" if fraction is not None else None),)
-    if fraction is None:
-        return (Advice("raise the share of memory that the engine may use", "--gpu-memory-utilization"),)
-    proposed = min(HIGHEST_FRACTION, math.floor((fraction + spare) * 100) / 100)
+        return (Advice(text, flag, now),)
     text = "let the engine use what is free, unless another program is to come onto these GPUs"
-    return (Advice(text, "--gpu-memory-utilization", f"{fraction:g}", f"{proposed:g}"),)
+    fixed, fraction = fixed_pool(subject), subject.config("memory_fraction_ratio", "memory_fraction")
+    if fixed is not None:
+        return (Advice(text, flag, now, whole_mib(fixed + spare)),)
+    if fraction is None:
+        return (Advice("raise the share of memory that the engine may use", flag, now),)
+    proposed = min(HIGHEST_FRACTION, math.floor((fraction + spare / total) * 100) / 100)
+    if proposed <= fraction:
+        text = (
+            f"the share of {fraction:g} has no more to give: see what the engine's log says it measured at start "
+            "(activation peak, memory in use before); a restart measures again"
+        )
+        return (Advice(text),)
+    return (Advice(text, flag, now, f"{proposed:g}"),)
 
 
-def _smallest(subject: Subject, what: str) -> float | None:
-    """Return the lowest reading of ``gpu_memory_<what>_bytes`` over the engine's GPUs in the last 5 minutes."""
-    found = []
-    for labels, _ in subject.context.samples(subject.select("gpu_engine", SERVER_SCOPE)):
-        value = subject.context.about(dict(labels)).over("min_over_time", f"gpu_memory_{what}_bytes", "5m", GPU_SCOPE)
-        if value is None:
-            return None
-        found.append(value)
-    return min(found, default=None)
+def _gain(subject: Subject, spare: float, total: float) -> float:
+    """Return the bytes that the pool can gain of `spare`: no share of memory above the highest is proposed."""
+    fraction = subject.config("memory_fraction_ratio", "memory_fraction")
+    if subject.sglang or fraction is None or fixed_pool(subject) is not None or blocks_override(subject):
+        return spare
+    return min(spare, (HIGHEST_FRACTION - fraction) * total)
+
+
+def _cap(subject: Subject) -> Advice | None:
+    """Return the advice to remove the flag that caps the pool, where there is one."""
+    if subject.sglang:
+        cap = subject.fact("flag.max-total-tokens")
+        return Advice("remove the cap on the pool", "--max-total-tokens", str(cap.value), "(none)") if cap else None
+    override = blocks_override(subject)
+    text = "remove this flag: the engine then takes what the memory allows"
+    return Advice(text, "--num-gpu-blocks-override", f"{override:.0f}", "(none)") if override else None
 
 
 def block_waste(subject: Subject) -> Verdict:
@@ -127,6 +157,9 @@ def block_waste(subject: Subject) -> Verdict:
     block, length, pool = subject.now("engine_kv_block_size_tokens"), typical_length(subject), pool_of(subject)
     if block is None or length is None or length.basis not in ("finished", "held"):
         return Unknown("the block size and the lengths of finished requests")
+    smaller = _smaller_block(subject, length.tokens)
+    if smaller >= block:
+        return Unknown(f"a block above {smaller} tokens, the smallest that is proposed for such requests")
     blocks = max(1, math.ceil(length.tokens / block))
     empty = block / 2 if blocks > 1 else block - length.tokens
     share = empty / (length.tokens + empty)
@@ -148,12 +181,19 @@ def block_waste(subject: Subject) -> Verdict:
         f"tokens of it ({percent(share)}) are held and empty{held}."
     )
     flag = "--page-size" if subject.sglang else "--block-size"
-    smaller = max(16, 2 ** math.floor(math.log2(max(16.0, length.tokens / 8))))
     text = (
         "smaller blocks, where the attention backend allows them; hybrid models raise the size themselves, to the size "
         "of one Mamba state"
     )
     return Explanation(cause, 0.75, tuple(evidence), (Advice(text, flag, f"{block:.0f}", str(smaller)),))
+
+
+def _smaller_block(subject: Subject, tokens: float) -> int:
+    """Return a power of two of which 8 or more make up a request of `tokens`, or the smallest block there is."""
+    wanted = 1 << math.floor(math.log2(max(1.0, tokens / 8)))
+    if wanted >= SMALLEST_BLOCK:
+        return wanted
+    return SMALLEST_PAGE if subject.sglang else SMALLEST_BLOCK
 
 
 def head_replication(subject: Subject) -> Verdict:
@@ -256,7 +296,7 @@ def rope_context(subject: Subject) -> Verdict:
 def kv_accuracy(subject: Subject) -> Verdict:
     """Explain a quantised KV cache without scaling factors."""
     fact = subject.fact("kv.unscaled")
-    kind = _cache_type(subject)
+    kind = cache_type(subject)
     stored = f"stored as {kind}" if kind else "quantised"
     lines = subject.events("kv_scale_one", seconds=900)
     if subject.now("engine_config_kv_cache_unscaled", SERVER_SCOPE) != 1 and fact is None and not lines:
@@ -275,15 +315,6 @@ def kv_accuracy(subject: Subject) -> Verdict:
         Advice("measure it: the same questions with both types (gpuwatch probe digits)"),
     )
     return Explanation(cause, 0.7, tuple(evidence), advice)
-
-
-def _cache_type(subject: Subject) -> str | None:
-    """Return the type of the KV cache; None where nothing names one: ``auto`` is a wish."""
-    infos = subject.context.samples(subject.select("engine_cache_config_info", SERVER_SCOPE))
-    named = [dict(labels).get("cache_dtype", "") for labels, _ in infos]
-    facts = (subject.fact("kv.dtype"), subject.fact("flag.kv-cache-dtype"))
-    named += [str(fact.value) for fact in facts if fact is not None]
-    return next((kind for kind in named if kind not in ("", "auto")), None)
 
 
 def flag_risky(subject: Subject) -> Verdict:

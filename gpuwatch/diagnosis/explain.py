@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Context
     from gpuwatch.diagnosis.diagnosis import Diagnosis
     from gpuwatch.diagnosis.explanation import Verdict
+    from gpuwatch.diagnosis.finding import Advice
     from gpuwatch.model import Labels
 
 REFRESH_MS = 2_000
 """An explanation is worked out again when it is this old: its sentences would change faster than they can be read."""
+
+OTHERWISE = "or "
+"""How a piece of advice begins that is an alternative to the one before it."""
 
 _NOT_IDENTITY = frozenset({"alertname", "severity", "diagnosis"})
 
@@ -75,7 +79,7 @@ def explain(
             cause=verdict.cause,
             confidence=round(verdict.confidence, 2),
             evidence=verdict.evidence,
-            advice=verdict.advice,
+            advice=_from_first(verdict.advice),
             state="resolved" if alert.state == "resolved" else "firing",
             since=alert.fired_at if alert.fired_at is not None else alert.active_at,
             until=alert.resolved_at,
@@ -92,6 +96,13 @@ def explain(
     for reason, item in memory.unjudged[2].items():
         lacking.setdefault(reason, item)
     return rank(without_parts(findings.values()), placement=evaluation.placement), tuple(lacking.values())
+
+
+def _from_first(advice: tuple[Advice, ...]) -> tuple[Advice, ...]:
+    """Return the advice without the word that joins the first piece to one that is not there."""
+    if not advice or not advice[0].text.startswith(OTHERWISE):
+        return advice
+    return replace(advice[0], text=advice[0].text.removeprefix(OTHERWISE)), *advice[1:]
 
 
 def _diagnosis(id_: str) -> Diagnosis | None:

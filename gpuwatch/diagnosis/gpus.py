@@ -69,7 +69,8 @@ def driver_hangs(subject: Subject) -> Verdict:
         states = subject.select("gpu_state", ("host",), state="ok")
         fine = [labels for labels, value in subject.context.samples(states) if value == 1]
         if fine:
-            evidence.append(measured(f"{len(fine)} other GPUs answer", "gpu_state", float(len(fine))))
+            others = "1 other GPU answers" if len(fine) == 1 else f"{len(fine)} other GPUs answer"
+            evidence.append(measured(others, "gpu_state", float(len(fine))))
             cause = (
                 f"A driver call about {what} hangs while the other GPUs answer: this card or its link is in trouble."
             )

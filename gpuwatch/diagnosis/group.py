@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
     from gpuwatch.diagnosis.finding import Evidence
 
-LINK_BYTES = 123e6
+LINK_BYTES = 123.077e6
 """Bytes per second of one PCIe lane, by two to the power of the generation: 0.985 GB/s for generation 3."""
-LINK_SPEED = "gpu_pcie_link_width * 123e6 * 2 ^ gpuwatch_gpu_pcie_link_generation"
+LINK_SPEED = "gpu_pcie_link_width * 123.077e6 * 2 ^ gpuwatch_gpu_pcie_link_generation"
 """What a link's speed is worked out of, in PromQL behind ``gpuwatch_``."""
 WINDOW = "1m"
 """Figures that move from second to second are means of this window."""
@@ -31,6 +31,7 @@ class Rank:
     """One GPU of an engine: display index, card, and what is known of it; None where it is not.
 
     Bytes, ratios, hertz, watts, degrees Celsius. `link` is the speed of the PCIe link, bytes per second each way.
+    `neighbours` are the other known engines on the GPU and their bytes there, the largest first.
     """
 
     gpu: str
@@ -49,6 +50,7 @@ class Rank:
     temperature: float | None = None
     throttled: float | None = None
     link: float | None = None
+    neighbours: tuple[tuple[str, float], ...] = ()
 
 
 def ranks_of(subject: Subject) -> list[Rank]:
@@ -80,7 +82,17 @@ def _rank(gpu: Subject) -> Rank:
         temperature=gpu.now("gpu_temperature_celsius", GPU_SCOPE),
         throttled=throttled(gpu)[1],
         link=None if width is None or generation is None else width * LINK_BYTES * 2**generation,
+        neighbours=_neighbours(gpu),
     )
+
+
+def _neighbours(gpu: Subject) -> tuple[tuple[str, float], ...]:
+    held = {
+        dict(labels).get("server", ""): used
+        for labels, used in gpu.context.samples(gpu.select("gpu_memory_engine_bytes", GPU_SCOPE))
+    }
+    others = [(server, used) for server, used in held.items() if server not in ("", gpu.server) and used > 0]
+    return tuple(sorted(others, key=lambda item: (-item[1], item[0])))
 
 
 def throttled(gpu: Subject) -> tuple[str, float | None]:
@@ -171,14 +183,14 @@ def _odd(figure: Figure, ranks: Sequence[Rank]) -> Odd | None:
         return None
     odds = []
     for at, (rank, value) in enumerate(known):
-        others = _median([other for place, (_, other) in enumerate(known) if place != at])
+        others = median([other for place, (_, other) in enumerate(known) if place != at])
         odds.append(Odd(figure, rank, value, others))
     most = max(odds, key=lambda odd: (abs(odd.value - odd.others), figure.worse * (odd.value - odd.others)))
     apart = abs(most.value - most.others)
     return most if apart > max(figure.least, figure.share * abs(most.others)) else None
 
 
-def _median(values: Sequence[float]) -> float:
+def median(values: Sequence[float]) -> float:
     """Return the middle value; without the module `statistics`, which takes more memory than all of this."""
     ordered = sorted(values)
     middle = len(ordered) // 2

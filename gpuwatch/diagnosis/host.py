@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 SHM_PER_RANK = 1 * GIB
 """What is proposed for /dev/shm per GPU: NCCL takes up to some hundred MiB for each, the engine's queues the rest."""
+MORE_SHM = (
+    "give the container more (docker run; or --ipc=host; in Kubernetes an emptyDir with medium Memory at /dev/shm)"
+)
 SMALL_SHM = 0.25
 """A /dev/shm below this share of the machine's memory was given to a container; the kernel's default is half."""
 PER_RANK = ("cpu-offload-gb", "swap-space", "hicache-size", "hicache-ratio")
@@ -100,16 +103,18 @@ def shm(subject: Subject) -> Verdict:
     if not lines and (total is None or used is None):
         return Unknown("size and use of /dev/shm, or the line of a program that could not get any of it")
     evidence = [logged(event) for event in lines[-2:]]
+    peak = subject.over("max_over_time", "host_shm_used_bytes", "10m", HOST_SCOPE)
+    ranks = _gpus(subject)
+    if lines and total is not None and used is not None:
+        wanted = _shm_wanted(lines, 0.0, ranks)
+        if max(used, peak or 0.0) + wanted * GIB <= total:
+            return _shm_of_a_container(evidence, used, total, wanted)
     if total is not None and used is not None:
         text = f"{size(used)} of {size(total)} in /dev/shm are used"
         evidence.append(measured(text, "host_shm_used_bytes", used, "bytes"))
-    ranks = _gpus(subject)
     wanted = _shm_wanted(lines, used or 0.0, ranks)
     full = total is not None and used is not None and used > 0.9 * total
-    more = (
-        "give the container more (docker run; or --ipc=host; in Kubernetes an emptyDir with medium Memory at /dev/shm)"
-    )
-    advice = [Advice(more, "--shm-size", size(total) if total else None, f"{wanted}g")]
+    advice = [Advice(MORE_SHM, "--shm-size", size(total) if total else None, f"{wanted}g")]
     if full:
         stale = Advice("remove segments that no process uses any more (ls -la /dev/shm; nccl-* of killed engines)")
         memory = subject.now("host_memory_total_bytes", HOST_SCOPE)
@@ -123,6 +128,22 @@ def shm(subject: Subject) -> Verdict:
     if lines:
         cause += ", and a program failed to get a segment of it"
     return Explanation(f"{cause}.", 0.9 if lines else 0.8, tuple(evidence), tuple(advice))
+
+
+def _shm_of_a_container(evidence: list[Evidence], used: float, total: float, wanted: int) -> Explanation:
+    """Explain a program that gets no shared memory although the /dev/shm that is seen here has plenty.
+
+    Its own size cannot be seen from here, so that no present value is given.
+    """
+    text = f"this host's /dev/shm, not the container's: {size(used)} of {size(total)} are used"
+    evidence.append(excluded(text, "host_shm_used_bytes", used, "bytes"))
+    return Explanation(
+        "Shared memory (/dev/shm) is too small for what a program wanted, and a program failed to get a segment of it. "
+        "That of this host has room for it: the program has another one, as in a container.",
+        0.8,
+        tuple(evidence),
+        (Advice(MORE_SHM, "--shm-size", None, f"{wanted}g"),),
+    )
 
 
 def _gpus(subject: Subject) -> int:

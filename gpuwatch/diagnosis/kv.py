@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.bounds import CONSERVATIVE
 from gpuwatch.diagnosis.capacity import Length, Pool, pool_of, typical_length
-from gpuwatch.diagnosis.context import ENGINE_SCOPE, SERVER_SCOPE
+from gpuwatch.diagnosis.context import ENGINE_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import (
     Explanation,
@@ -22,6 +22,7 @@ from gpuwatch.diagnosis.explanation import (
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.kv_advice import blocks_override, pool_advice, pool_limit, seats_advice
 from gpuwatch.diagnosis.kv_kinds import RECOMPUTED, storm_kind
+from gpuwatch.diagnosis.room import memory_flag, quantised
 from gpuwatch.engines.version import show_version
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def preemption_storm(subject: Subject) -> Verdict:
         (
             *pool_limit(subject, pool, length, admitted),
             *kind.advice,
-            *(() if kind.cause else seats_advice(subject, pool, length, limit)),
+            *(() if kind.cause else seats_advice(subject, pool, length, limit, admitted)),
             *pool_advice(subject, pool, length, admitted),
         ),
     )
@@ -138,7 +139,7 @@ def retraction_storm(subject: Subject) -> Verdict:
         (
             *pool_limit(subject, pool, length, admitted),
             *kind.advice,
-            *(() if kind.cause else seats_advice(subject, pool, length, limit)),
+            *(() if kind.cause else seats_advice(subject, pool, length, limit, admitted)),
             Advice(
                 f"or admit more carefully: reserve more for output that is still to come (raise to {CONSERVATIVE})",
                 "--schedule-conservativeness",
@@ -194,7 +195,9 @@ def length_exceeds_pool(subject: Subject) -> Verdict:
     pool = pool_of(subject)
     longest = subject.config("max_model_len_tokens", "max_model_len")
     if lines:
-        return _refused(lines[-1].field("mml"), lines[-1].field("fit") or lines[-1].field("cap"), [logged(lines[-1])])
+        return _refused(
+            lines[-1].field("mml"), lines[-1].field("fit") or lines[-1].field("cap"), subject, [logged(lines[-1])]
+        )
     if pool is None or longest is None:
         return Unknown("the size of the KV pool and the maximum model length")
     usable = int(pool.tokens - pool.block * pool.null_blocks) if pool.blocks is not None else int(pool.tokens)
@@ -208,6 +211,7 @@ def length_exceeds_pool(subject: Subject) -> Verdict:
             "tokens",
         ),
     ]
+    eight = "" if quantised(subject) else ", an 8-bit KV cache"
     return Explanation(
         f"A request of {count(longest)} tokens can never be served: the KV pool holds {count(pool.tokens)}.",
         0.9,
@@ -215,18 +219,15 @@ def length_exceeds_pool(subject: Subject) -> Verdict:
         (
             *pool_limit(subject, pool, Length(longest, "limit", ""), 1),
             Advice(f"accept no more than fits: {count(usable)} tokens", flag, f"{longest:.0f}", str(usable)),
-            Advice(
-                "or enlarge the pool: more memory for it, an 8-bit KV cache, or more GPUs",
-                "--mem-fraction-static" if subject.sglang else "--gpu-memory-utilization",
-                _flag(subject, "mem-fraction-static" if subject.sglang else "gpu-memory-utilization"),
-            ),
+            Advice(f"or enlarge the pool: more memory for it{eight}, or more GPUs", *memory_flag(subject)),
         ),
     )
 
 
-def _refused(asked: str, fits: str, evidence: list[Evidence]) -> Explanation:
+def _refused(asked: str, fits: str, subject: Subject, evidence: list[Evidence]) -> Explanation:
     length = f"{int(asked):,} tokens" if asked.isdigit() else "full length"
     room = f"; at most {int(fits):,} would" if fits.isdigit() else ""
+    eight = "" if quantised(subject) else ", or store it in 8 bits"
     advice = [
         Advice(
             "accept shorter requests" + (f": {int(fits):,} tokens fit" if fits.isdigit() else ""),
@@ -234,7 +235,7 @@ def _refused(asked: str, fits: str, evidence: list[Evidence]) -> Explanation:
             asked or None,
             fits if fits.isdigit() else None,
         ),
-        Advice("or give the KV cache more memory, or store it in 8 bits", "--gpu-memory-utilization"),
+        Advice(f"or give the KV cache more memory{eight}", *memory_flag(subject)),
     ]
     return Explanation(
         f"The engine did not start: one request of {length} does not fit into the KV cache{room}.",
@@ -371,12 +372,7 @@ def _speed(subject: Subject) -> list[Evidence]:
 
 def _flag(subject: Subject, name: str) -> str | None:
     fact = subject.fact("flag." + name)
-    if fact is not None:
-        return str(fact.value)
-    if name in ("gpu-memory-utilization", "mem-fraction-static"):
-        ratio = subject.now("engine_config_memory_fraction_ratio", SERVER_SCOPE)
-        return f"{ratio:g}" if ratio is not None else None
-    return None
+    return str(fact.value) if fact is not None else None
 
 
 DIAGNOSES = (

@@ -6,13 +6,17 @@ import math
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.bounds import HIGHEST_FRACTION
-from gpuwatch.diagnosis.context import GPU_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.explanation import count, size
 from gpuwatch.diagnosis.finding import Advice
+from gpuwatch.diagnosis.room import fixed_pool, memory_flag, quantised, room_of, whole_mib
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.capacity import Length, Pool
     from gpuwatch.diagnosis.context import Subject
+
+
+EIGHT_BITS = "an 8-bit KV cache (--kv-cache-dtype) doubles it"
+"""What is said only where the cache is not known to be stored in 8 bits already."""
 
 
 def blocks_override(subject: Subject) -> float | None:
@@ -51,14 +55,18 @@ def pool_limit(subject: Subject, pool: Pool | None, length: Length | None, admit
     return [Advice(text, "--num-gpu-blocks-override", f"{override:.0f}", f"{profiled:.0f}")]
 
 
-def seats_advice(subject: Subject, pool: Pool | None, length: Length | None, limit: float | None) -> list[Advice]:
-    """Return the advice to admit only as many requests as the pool holds."""
+def seats_advice(
+    subject: Subject, pool: Pool | None, length: Length | None, limit: float | None, admitted: int | None
+) -> list[Advice]:
+    """Return the advice to admit only as many requests as the pool holds, and fewer than the `admitted` ones."""
     if pool is None or length is None:
         return []
     flag = "--max-running-requests" if subject.sglang else "--max-num-seqs"
+    now = f"{limit:.0f}" if limit is not None else None
     fits = max(1, pool.holds(length.tokens))
-    if limit is not None and fits >= limit:
-        return []
+    open_ = admitted if admitted is not None else limit
+    if open_ is not None and fits >= open_:
+        return _fewer_seats(subject, length, flag, now, int(open_))
     text = f"admit only what fits: {count(pool.tokens)} tokens hold {_requests(fits)} of {count(length.tokens)}"
     if pool.holds(length.tokens) < 1:
         text = (
@@ -68,11 +76,30 @@ def seats_advice(subject: Subject, pool: Pool | None, length: Length | None, lim
         text += " (an estimate until requests have finished)"
     if length.basis == "held":
         text += " or more (fewer fit if they grow further)"
-    return [Advice(text, flag, f"{limit:.0f}" if limit is not None else None, str(fits))]
+    return [Advice(text, flag, now, str(fits))]
+
+
+def _fewer_seats(subject: Subject, length: Length, flag: str, now: str | None, admitted: int) -> list[Advice]:
+    """Return the advice where all `admitted` requests would fit by their typical length, and yet some are thrown out.
+
+    The pool holds what runs beside the evictions: the mean of running requests over the last minute, at most one
+    request fewer than are admitted.
+    """
+    if admitted <= 1:
+        return []
+    ran = subject.over("avg_over_time", "engine_requests_running", "1m")
+    fewer = admitted - 1 if ran is None else max(1, min(admitted - 1, math.floor(ran)))
+    text = (
+        f"admit fewer: {_requests(admitted)} would fit if each had the typical {count(length.tokens)} tokens, but "
+        "lengths vary, and longer ones together do not fit"
+    )
+    if ran is not None:
+        text += f"; {ran:.1f} ran on average in the last minute"
+    return [Advice(text, flag, now, str(fewer))]
 
 
 def pool_advice(subject: Subject, pool: Pool | None, length: Length | None, admitted: int | None) -> list[Advice]:
-    """Return the size of the pool that would hold what is admitted, and the memory fraction that gives it."""
+    """Return the size of the pool that would hold what is admitted, and the memory setting that gives it."""
     if pool is None or length is None or admitted is None:
         return []
     needed = admitted * length.tokens
@@ -90,14 +117,12 @@ def pool_advice(subject: Subject, pool: Pool | None, length: Length | None, admi
         profiled = subject.config("kv_cache_profiled_blocks", "kv.blocks_profiled")
         if profiled is None or blocks <= profiled:
             return [Advice(text, "--num-gpu-blocks-override", f"{override:.0f}", str(blocks))]
-    flag = "--mem-fraction-static" if subject.sglang else "--gpu-memory-utilization"
-    current = subject.config("memory_fraction_ratio", "memory_fraction")
-    now = f"{current:g}" if current is not None else None
-    proposed, room = _fraction(subject, needed - pool.tokens, pool.tokens, current)
+    flag, now = memory_flag(subject)
+    proposed, room = _setting(subject, needed - pool.tokens, pool.tokens)
     if room:
         text += f"; {room}"
     if proposed is None:
-        text += "; an 8-bit KV cache (--kv-cache-dtype) doubles it, more GPUs enlarge it as well"
+        text += "; more GPUs enlarge it" if quantised(subject) else f"; {EIGHT_BITS}, more GPUs enlarge it as well"
     return [Advice(text, flag, now, proposed)]
 
 
@@ -105,38 +130,24 @@ def _requests(number: int) -> str:
     return "one request" if number == 1 else f"{count(number)} requests"
 
 
-def _fraction(subject: Subject, more: float, tokens: float, current: float | None) -> tuple[str | None, str]:
-    """Return the memory fraction that gives `more` tokens, and whether the GPUs have that much free.
+def _setting(subject: Subject, more: float, tokens: float) -> tuple[str | None, str]:
+    """Return the value of the memory flag that gives `more` tokens, and whether the GPUs have that much free.
 
     Only where the bytes of the pool are known, and for vLLM only: its fraction is one of the total memory.
     """
-    pool_bytes = subject.config("kv_cache_bytes", "kv.bytes")
+    fixed = fixed_pool(subject)
+    pool_bytes = subject.config("kv_cache_bytes", "kv.bytes") or fixed
     if pool_bytes is None or not tokens:
         return None, ""
     wanted = more * pool_bytes / tokens
-    free = _least_free(subject)
-    if free is None:
-        return None, f"that is {size(wanted)} more per GPU"
-    least, total = free
-    if wanted > least:
-        return None, f"that is {size(wanted)} more per GPU, and {size(least)} are free"
-    if subject.sglang or current is None:
-        return None, f"that is {size(wanted)} more per GPU, of {size(least)} that are free"
-    fraction = math.ceil((current + wanted / total) * 100) / 100
+    room = room_of(subject, "1m")
+    words = f"that is {size(wanted)} more per GPU" + (f", and {room.words}" if room is not None else "")
+    current = subject.config("memory_fraction_ratio", "memory_fraction")
+    if room is None or wanted > room.share() or subject.sglang or (fixed is None and current is None):
+        return None, words
+    if fixed is not None or current is None:
+        return whole_mib((fixed or 0.0) + wanted, up=True), words
+    fraction = math.ceil((current + wanted / room.total) * 100) / 100
     if fraction > HIGHEST_FRACTION:
         return None, f"that is {size(wanted)} more per GPU"
-    return f"{fraction:g}", f"that is {size(wanted)} more per GPU, of {size(least)} that are free"
-
-
-def _least_free(subject: Subject) -> tuple[float, float] | None:
-    """Return (free, total) bytes of the engine's GPU that has the least free memory at its peaks."""
-    placed = subject.select("gpu_engine", SERVER_SCOPE)
-    found: list[tuple[float, float]] = []
-    for labels, _ in subject.context.samples(placed):
-        gpu = subject.context.about(dict(labels))
-        free = gpu.over("min_over_time", "gpu_memory_free_bytes", "1m", GPU_SCOPE)
-        total = gpu.now("gpu_memory_total_bytes", GPU_SCOPE)
-        if free is None or not total:
-            return None
-        found.append((free, total))
-    return min(found, default=None)
+    return f"{fraction:g}", words

@@ -10,6 +10,7 @@ from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count,
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.observation import SOURCE_SCOPE
 from gpuwatch.engines.version import show_version
+from gpuwatch.units import clock_short
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
@@ -50,6 +51,9 @@ def metrics_disabled(subject: Subject) -> Verdict:
         cause = "--disable-log-stats switches the engine's metrics off along with its statistics lines."
         advice = Advice("remove the flag and restart", "--disable-log-stats", "true", "(none)")
         return Explanation(cause, 0.95, tuple(evidence), (advice,))
+    age = subject.now("source_age_seconds", SOURCE_SCOPE)
+    if age is not None:
+        return _no_longer_served(subject, age, evidence)
     engine = subject.fact("engine")
     kind = str(engine.value) if engine is not None else ""
     off = []
@@ -69,6 +73,21 @@ def metrics_disabled(subject: Subject) -> Verdict:
         off.append(Advice("or the address is that of another program: check the port and the path"))
     cause = f"{subject.server} serves no engine metrics: they are switched off, or this is not the engine's address."
     return Explanation(cause, 0.7, tuple(evidence), tuple(off))
+
+
+def _no_longer_served(subject: Subject, age: float, evidence: list[Evidence]) -> Verdict:
+    """Explain a server whose page was read until `age` seconds ago: its metrics are not switched off as such."""
+    until = clock_short(subject.context.time - round(age * 1000))
+    evidence.append(measured(f"the page was read until {until}", "source_age_seconds", age, "seconds"))
+    cause = (
+        f"{subject.server} served engine metrics until {until} and does not any more: it was started again in another "
+        "way, another program answers on its port, or a proxy before it has changed the path."
+    )
+    advice = (
+        Advice(f"compare the command of the engine that runs now with the one before {until}"),
+        Advice("ask the engine's own port for its metrics, past any proxy, and set url and path to what answers"),
+    )
+    return Explanation(cause, 0.8, tuple(evidence), advice)
 
 
 def metrics_multiproc(subject: Subject) -> Verdict:

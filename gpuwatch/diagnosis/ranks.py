@@ -19,7 +19,7 @@ from gpuwatch.diagnosis.explanation import (
     size,
 )
 from gpuwatch.diagnosis.finding import Advice
-from gpuwatch.diagnosis.group import LINK_SPEED, Rank, odd_ranks, ranks_of, throttled
+from gpuwatch.diagnosis.group import LINK_SPEED, Rank, median, odd_ranks, ranks_of, throttled
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
@@ -33,6 +33,10 @@ CONTEXT = (100 * MIB, 2.6 * GIB)
 Public reports of extra contexts on the first rank: 0.1 to 0.6 GiB bare, up to 2.6 GiB with NCCL's buffers.
 """
 UNEVEN = "(layers, heads or experts that do not divide evenly, an encoder or a draft model on one rank)"
+SLOW_CLOCK, SLOW_LINK = 0.88, 0.6
+"""Below these shares of the fastest rank's clock or link a rank is slow, as the rules have it."""
+FEWEST = 2
+"""Ranks that exchange anything, and replicas that are worth the name."""
 THROTTLED = 0.1
 """Share of time with lowered clocks above which it explains a low clock."""
 
@@ -61,9 +65,13 @@ def _why_uneven(most: Rank, least: Rank, spread: float) -> tuple[str, list[Evide
     head = f"GPU {most.gpu} holds {size(spread)} more than GPU {least.gpu}"
     other, engine = _difference(most.other, least.other), _difference(most.engine, least.engine)
     hidden = _difference(most.unattributed, least.unattributed)
-    if other is not None and other >= EXPLAINS * spread:
+    beside = sum(used for _, used in most.neighbours) - sum(used for _, used in least.neighbours)
+    if beside + max(0.0, other or 0.0) >= EXPLAINS * spread and beside > (other or 0.0):
+        return _neighbour_memory(head, most, least, other)
+    if other is not None and max(0.0, beside) + other >= EXPLAINS * spread:
         evidence = [
-            measured(f"processes of no known engine: {size(other)} more", "gpu_memory_other_bytes", other, "bytes")
+            measured(f"processes of no known engine: {size(other)} more", "gpu_memory_other_bytes", other, "bytes"),
+            *_neighbour_evidence(most, least),
         ]
         return (
             f"{head}: another process uses {size(other)} of it.",
@@ -82,12 +90,63 @@ def _why_uneven(most: Rank, least: Rank, spread: float) -> tuple[str, list[Evide
             (Advice("look from the host (outside the container) which processes nvidia-smi lists"),),
             0.7,
         )
+    return _no_single_part(head, most, least, {"engine": engine, "other": other, "unattributed": hidden})
+
+
+def _neighbour_memory(
+    head: str, most: Rank, least: Rank, other: float | None
+) -> tuple[str, list[Evidence], tuple[Advice, ...], float]:
+    """Name the other engines on the fuller rank."""
+    evidence = _neighbour_evidence(most, least)
+    if other is not None and other > 0:
+        text = f"processes of no known engine: {size(other)} more"
+        evidence.append(measured(text, "gpu_memory_other_bytes", other, "bytes"))
+    elif other is not None:
+        evidence.append(excluded("processes of no known engine", "gpu_memory_other_bytes", other, "bytes"))
+    named = " and ".join(f"the engine {server}, which uses {size(used)}" for server, used in most.neighbours)
+    servers = ", ".join(server for server, _ in most.neighbours)
     return (
-        f"{head}. Whose it is cannot be told: the memory per process is not known here.",
-        [],
-        (Advice("compare the processes that nvidia-smi lists on both GPUs, from the host"),),
-        0.5,
+        f"{head}: on it is also {named} of it.",
+        evidence,
+        (
+            Advice(f"move {servers} to a GPU of its own, or spread it over all GPUs of this engine alike"),
+            Advice("or size the pool for the fullest card; the others keep the difference free"),
+        ),
+        0.9,
     )
+
+
+def _neighbour_evidence(most: Rank, least: Rank) -> list[Evidence]:
+    return [
+        measured(f"the engine {server} uses {size(used)} of GPU {rank.gpu}", "gpu_memory_engine_bytes", used, "bytes")
+        for rank in (most, least)
+        for server, used in rank.neighbours
+    ]
+
+
+def _no_single_part(
+    head: str, most: Rank, least: Rank, parts: dict[str, float | None]
+) -> tuple[str, list[Evidence], tuple[Advice, ...], float]:
+    """Say what is known of a difference that no single part makes up: whose it is, in pieces, or not at all."""
+    names = {
+        "engine": "the engine's own processes",
+        "other": "processes of no known engine",
+        "unattributed": "memory that no visible process owns",
+    }
+    evidence = [
+        measured(f"{names[part]}: {size(abs(more))} {'more' if more >= 0 else 'less'}", f"gpu_memory_{part}_bytes",
+                 more, "bytes")
+        for part, more in parts.items()
+        if more is not None
+    ]  # fmt: skip
+    known = parts["engine"] is not None or parts["other"] is not None
+    why = (
+        "No single part makes up most of it."
+        if known
+        else "Whose it is cannot be told: the memory per process is not known here."
+    )
+    look = Advice("compare the processes that nvidia-smi lists on both GPUs, from the host")
+    return f"{head}. {why}", [*_neighbour_evidence(most, least), *evidence], (look,), 0.5
 
 
 def _own_memory(
@@ -138,56 +197,91 @@ def _difference(most: float | None, least: float | None) -> float | None:
 
 
 def straggler(subject: Subject) -> Verdict:
-    """Explain a rank that is slower than the others: which one, by how much, and why."""
+    """Explain ranks that are slower than the others: which ones, by how much, and why."""
     ranks = ranks_of(subject)
-    slow = next((rank for rank in ranks if rank.uuid == subject.labels.get("uuid")), None)
-    if slow is None or len(ranks) < 2:
+    named = next((rank for rank in ranks if rank.uuid == subject.labels.get("uuid")), None)
+    if named is None or len(ranks) < 2:
         return Unknown("clocks and links of at least two GPUs of the engine")
-    odds = odd_ranks(ranks)
-    evidence = [odd.evidence() for odd in odds if odd.rank is slow]
     if subject.alert == "GpuwatchTpLinkUneven":
-        return _slow_link(slow, ranks, evidence)
-    others = [rank.clock for rank in ranks if rank is not slow and rank.clock]
-    if slow.clock is None or not others:
+        return _slow_links(named, ranks)
+    fastest = max((rank.clock for rank in ranks if rank is not named and rank.clock), default=None)
+    if named.clock is None or fastest is None:
         return Unknown("SM clocks of at least two GPUs of the engine")
-    lost = 1 - slow.clock / max(others)
-    if not any(item.name == "gpuwatch_gpu_sm_clock_hertz" for item in evidence):
-        text = f"GPU {slow.gpu} runs at {slow.clock / 1e6:,.0f} MHz, the fastest rank at {max(others) / 1e6:,.0f} MHz"
-        evidence.insert(0, measured(text, "gpu_sm_clock_hertz", slow.clock, "hertz"))
-    reason, why, advice, confidence = _why_slow(subject, slow, ranks)
-    evidence += why
-    head = f"GPU {slow.gpu} has a clock {percent(lost)} below the fastest rank's, and all ranks wait for it"
-    return Explanation(f"{head}: {reason}.", confidence, tuple(evidence), advice)
+    slow = [rank for rank in ranks if rank is named or (rank.clock and rank.clock < SLOW_CLOCK * fastest)]
+    healthy = [rank for rank in ranks if rank not in slow]
+    usual = median([rank.clock for rank in healthy if rank.clock])
+    evidence = [
+        measured(
+            f"GPU {rank.gpu}: SM clock {(rank.clock or 0.0) / 1e6:,.0f} MHz, the others {usual / 1e6:,.0f} MHz",
+            "gpu_sm_clock_hertz",
+            rank.clock or 0.0,
+            "hertz",
+        )
+        for rank in slow
+    ]
+    evidence += [odd.evidence() for odd in odd_ranks(ranks) if odd.rank in slow and odd.figure.name != "SM clock"]
+    reasons: dict[str, list[Rank]] = {}
+    advice: dict[Advice, None] = {}
+    sure = 1.0
+    for rank in slow:
+        reason, why, change, confidence = _why_slow(subject, rank, healthy)
+        reasons.setdefault(reason, []).append(rank)
+        evidence += why
+        advice |= dict.fromkeys(change)
+        sure = min(sure, confidence)
+    lost = sorted({percent(1 - (rank.clock or 0.0) / fastest) for rank in slow})
+    below = f"{' to '.join((lost[0], lost[-1])) if len(lost) > 1 else lost[0]} below the fastest rank's"
+    has = "has a clock" if len(slow) == 1 else "have clocks"
+    told = "; ".join(f"{_gpus(found)}: {reason}" if len(reasons) > 1 else reason for reason, found in reasons.items())
+    cause = f"{_gpus(slow)} {has} {below}, and all ranks wait for {'it' if len(slow) == 1 else 'them'}: {told}."
+    return Explanation(cause, sure, tuple(evidence), tuple(advice))
 
 
-def _slow_link(slow: Rank, ranks: list[Rank], evidence: list[Evidence]) -> Verdict:
+def _gpus(ranks: list[Rank]) -> str:
+    """Return the GPUs by name, such as ``GPU 2`` or ``GPUs 0, 1 and 3``."""
+    if len(ranks) == 1:
+        return f"GPU {ranks[0].gpu}"
+    return f"GPUs {', '.join(rank.gpu for rank in ranks[:-1])} and {ranks[-1].gpu}"
+
+
+def _slow_links(named: Rank, ranks: list[Rank]) -> Verdict:
     links = [rank.link for rank in ranks if rank.link]
-    if slow.link is None or len(links) < 2:
+    if named.link is None or len(links) < 2 or named.link >= max(links):
         return Unknown("PCIe width and generation of at least two GPUs of the engine")
-    factor = max(links) / slow.link
-    if not evidence:
-        evidence = [
-            measured(
-                f"the PCIe link of GPU {slow.gpu} carries {slow.link / 1e9:.1f} GB/s", LINK_SPEED, slow.link, "bytes/s"
-            )
-        ]
+    fastest = max(links)
+    slow = [rank for rank in ranks if rank is named or (rank.link and rank.link < SLOW_LINK * fastest)]
+    usual = median([rank.link for rank in ranks if rank.link and rank not in slow])
+    evidence = [
+        measured(
+            f"GPU {rank.gpu}: PCIe link {(rank.link or 0.0) / 1e9:.1f} GB/s, the others {usual / 1e9:.1f} GB/s",
+            LINK_SPEED,
+            rank.link or 0.0,
+            "bytes/s",
+        )
+        for rank in slow
+    ]
+    evidence += [odd.evidence() for odd in odd_ranks(ranks) if odd.rank in slow and odd.figure.name != "PCIe link"]
+    factor = fastest / min(rank.link for rank in slow if rank.link)
+    one = len(slow) == 1
+    what = f"The PCIe link of {_gpus(slow)} is" if one else f"The PCIe links of {_gpus(slow)} are up to"
     return Explanation(
-        f"The PCIe link of GPU {slow.gpu} is {factor:.0f} times slower than the fastest of this engine, "
-        "and without NVLink all exchange between the ranks waits for it.",
+        f"{what} {factor:.0f} times slower than the fastest of this engine, "
+        f"and without NVLink all exchange between the ranks waits for {'it' if one else 'them'}.",
         0.8,
         tuple(evidence),
         (
-            Advice(f"reseat GPU {slow.gpu} and its riser, or move it to a slot with as many lanes as the others have"),
-            Advice("or leave that GPU out", "CUDA_VISIBLE_DEVICES"),
+            Advice(f"reseat {_gpus(slow)} and the riser, or use a slot with as many lanes as the others have"),
+            Advice(f"or leave {'that GPU' if one else 'those GPUs'} out", "CUDA_VISIBLE_DEVICES"),
         ),
     )
 
 
-def _why_slow(subject: Subject, slow: Rank, ranks: list[Rank]) -> tuple[str, list[Evidence], tuple[Advice, ...], float]:
-    """Say why a rank's clock is low; the nearest look-alikes first."""
+def _why_slow(
+    subject: Subject, slow: Rank, others: list[Rank]
+) -> tuple[str, list[Evidence], tuple[Advice, ...], float]:
+    """Say why a rank's clock is low, beside `others` that are not slow; the nearest look-alikes first."""
     gpu = subject.context.about({**subject.labels, "uuid": slow.uuid})
     reason, share = throttled(gpu)
-    others = [rank for rank in ranks if rank is not slow]
     limits = [rank.limit for rank in others if rank.limit]
     if slow.limit and limits and slow.limit < 0.95 * min(limits):
         text = f"power limit of GPU {slow.gpu}: {slow.limit:.0f} W, of the others at least {min(limits):.0f} W"
@@ -239,22 +333,37 @@ def pcie_slow(subject: Subject) -> Verdict:
     note = (
         " The engine said that its custom all-reduce is off, as it is without NVLink." if off and not off.value else ""
     )
-    tp = len(ranks)
-    smaller = 1 if tp == 2 else 2
-    replicas = (
-        f"run {tp // smaller} replicas on {smaller} of the GPUs each, where the model fits: less crosses the links"
-    )
-    advice = [
-        Advice(replicas, "--tensor-parallel-size", str(tp), str(smaller)),
-        Advice("or split the model by layers, which exchanges far less", "--pipeline-parallel-size", "1", str(tp)),
-        Advice("or use GPUs with NVLink; check that no link is narrower than its slot"),
-    ]
+    tp, advice = _fewer_ranks(subject, len(ranks))
+    what = "exchange every layer's results" if tp != 1 else "hand their results on"
     return Explanation(
-        f"{tp} GPUs exchange every layer's results over PCIe, and the links are the limit, not the GPUs.{note}",
+        f"{len(ranks)} GPUs {what} over PCIe, and the links are the limit, not the GPUs.{note}",
         0.75,
         tuple(evidence),
-        tuple(advice),
+        (*advice, Advice("or use GPUs with NVLink; check that no link is narrower than its slot")),
     )
+
+
+def _fewer_ranks(subject: Subject, gpus: int) -> tuple[int, list[Advice]]:
+    """Return the tensor-parallel ranks of each group, and what lets fewer of them exchange results.
+
+    Without the engine's own figure every GPU of a pipeline stage is taken for a tensor-parallel rank.
+    """
+    stages = max(1, int(subject.config("pipeline_parallel_size", "pp") or 1))
+    copies = max(1, int(subject.config("data_parallel_size", "dp") or 1))
+    told = subject.config("tensor_parallel_size", "tp")
+    tp = int(told) if told else max(1, gpus // (stages * copies))
+    if tp < FEWEST:
+        return tp, []
+    smaller = 1 if tp == FEWEST else 2
+    replicas, each = tp // smaller, smaller * stages
+    advice = []
+    if replicas >= FEWEST:
+        text = f"run {replicas} replicas on {each} of the GPUs each, where the model fits: less crosses the links"
+        advice.append(Advice(text, "--tensor-parallel-size", str(tp), str(smaller)))
+    text = "split the model by layers alone (with --tensor-parallel-size 1), which exchanges far less"
+    text = f"or {text}" if advice else text
+    advice.append(Advice(text, "--pipeline-parallel-size", str(stages), str(stages * tp)))
+    return tp, advice
 
 
 def _link_shares(subject: Subject, ranks: list[Rank]) -> list[tuple[Rank, float, float]]:

@@ -101,17 +101,11 @@ def _smaller_steps(subject: Subject, chunk: float | None, speed: float) -> tuple
         wanted = max(SMALLEST_CHUNK, int(chunk) // 2)
     now = f"{chunk:.0f}" if chunk is not None else None
     takes = f"{wanted / speed:.1f} s each" if speed > 0 else "shorter"
-    flag = "--chunked-prefill-size" if subject.sglang else "--max-num-batched-tokens"
     advice = []
     if chunk is None or wanted < chunk:
-        advice.append(
-            Advice(f"smaller steps, {takes}: readers wait less, the long prompt takes longer", flag, now, str(wanted))
-        )
-    if subject.sglang:
-        advice.append(
-            Advice("or let decoding share the steps with the prompt", "--enable-mixed-chunk", "false", "true")
-        )
-    elif available("vllm", subject.version, "long-prefill-token-threshold"):
+        text = f"smaller steps, {takes}: readers wait less, the long prompt takes longer"
+        advice.append(Advice(text, "--max-num-batched-tokens", now, str(wanted)))
+    if available("vllm", subject.version, "long-prefill-token-threshold"):
         text = "or cap one prompt's share of a step, so that short prompts and decoding fit beside it"
         advice.append(Advice(text, "--long-prefill-token-threshold", _flag(subject), str(wanted)))
     advice.append(Advice("or send very long prompts to an engine of their own"))

@@ -26,8 +26,12 @@ REASONS = {
     "sw_power_cap": "its power limit",
 }
 """Why clocks are lowered, in words, by the label ``reason``."""
+WORTH_TELLING = 0.05
+"""Share of a minute from which a second reason is told."""
 POWER = frozenset({"power", "sw_power_cap"})
 SUPPLY = frozenset({"power_brake", "board_limit"})
+SELDOM = 0.7
+"""A reason that hardly ever lowered the clocks is believed by this factor less than one that always did."""
 LOWERED = 0.95
 """A limit below this share of the default was set by somebody."""
 
@@ -49,15 +53,17 @@ def throttling(subject: Subject) -> Verdict:
         measured(f"SM clock {clock / 1e6:,.0f} MHz of {highest / 1e6:,.0f} MHz", "gpu_sm_clock_hertz", clock, "hertz"),
         *_busy(subject), *_heat(subject),
     ]  # fmt: skip
+    evidence += _other_reason(shares, power=power)
     cause = f"GPU {gpu} runs {percent(lost)} below its highest clock because of {REASONS[reason]}."
+    weight = SELDOM + (1 - SELDOM) * share
     if power:
         more, advice = _power(subject, gpu)
-        return Explanation(cause, 0.9 if advice[0].proposed else 0.7, (*evidence, *more), advice)
+        return Explanation(cause, weight * (0.9 if advice[0].proposed else 0.7), (*evidence, *more), advice)
     if reason in SUPPLY:
-        return Explanation(cause, 0.9, tuple(evidence), (
+        return Explanation(cause, weight * 0.9, tuple(evidence), (
             Advice("check power cables, power supply and its redundancy; the chassis may cap all cards at once"),
         ))  # fmt: skip
-    return Explanation(cause, 0.9, tuple(evidence), (
+    return Explanation(cause, weight * 0.9, tuple(evidence), (
         Advice(f"improve the cooling of GPU {gpu}: air flow, fans, filters, neighbours, room temperature"),
         Advice("until then a lower power limit gives steadier speed than throttling", f"nvidia-smi -i {gpu} -pl"),
     ))  # fmt: skip
@@ -73,6 +79,16 @@ def _shares(subject: Subject) -> dict[str, float]:
         if found:
             return {dict(labels).get("reason", ""): min(1.0, share) for labels, share in found}
     return {}
+
+
+def _other_reason(shares: dict[str, float], *, power: bool) -> list[Evidence]:
+    """Return what else lowered the clocks: heat or the supply beside the power limit, or the other way round."""
+    others = [(share, reason) for reason, share in shares.items() if (reason in POWER) != power and reason in REASONS]
+    share, reason = max(others, default=(0.0, ""))
+    if share < WORTH_TELLING:
+        return []
+    text = f"clocks were also lowered by {REASONS[reason]}, for {percent(share)} of it"
+    return [measured(text, "gpu_throttle_seconds_total", share, "ratio")]
 
 
 def _busy(subject: Subject) -> list[Evidence]:

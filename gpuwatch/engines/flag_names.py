@@ -251,14 +251,17 @@ _TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 _OTHER = {"vllm": "sglang", "sglang": "vllm"}
 _NEAR = {"vllm": ((0, 31, 0), (0, 33, 0)), "sglang": ((0, 5, 22), (0, 5, 23))}
 _ALIKE = 0.87
+_SLIP = 0.92
+_EARLIER = ("max-num-partial-prefills", "max-long-partial-prefills", "speculative-num-steps", "cuda-graph-bs")
+"""Names of earlier versions that are near another flag's."""
 
 
 def misnamed_flag(engine: str, version: str, name: str, *, refused: bool = False) -> FlagProblem | None:
     """Return why `name` (without dashes) is no flag of this engine; None where it is one, or where nobody knows.
 
     A beginning of a flag's name counts, as argparse takes it, and so do ``no-`` and the key of a nested setting behind
-    a dot. A version that is older than the list may have flags that are in neither list; they are judged only where the
-    engine has `refused` the name.
+    a dot. A version that is older than the list may have flags that are in neither list; they are judged where the
+    engine has `refused` the name, or where it is a slip of a flag that lasts.
     """
     name = name.partition(".")[0].replace("_", "-")
     bare = name.removeprefix("no-")
@@ -272,8 +275,10 @@ def misnamed_flag(engine: str, version: str, name: str, *, refused: bool = False
         text = f"--{name} is a flag of {_TITLES[_OTHER[engine]]}; no version of {_TITLES[engine]} has it"
         return FlagProblem(name, "unknown", "", text, here if here.startswith("(") else f"--{here}")
     judged = refused or parsed is None or parsed >= low
-    if not judged or any(each in ours or _begins(each, known) for each in (name, bare)):
+    if any(each in ours or _begins(each, known) for each in (name, bare)):
         return None
+    if not judged:
+        return _misspelt(engine, version, name)
     return unknown_flag(engine, version, bare) or _in_no_list(engine, version if near else "", name)
 
 
@@ -293,6 +298,24 @@ def _in_no_list(engine: str, version: str, name: str) -> FlagProblem | None:
     if version:
         return FlagProblem(name, "unknown", "", f"{_TITLES[engine]} {version} has no --{name}")
     return None
+
+
+def is_listed(engine: str, name: str) -> bool:
+    """Return whether a flag's name (without dashes), or a beginning of it, is in a list of this engine's flags."""
+    known = COMPLETE[engine][1] | FLAGS[engine].keys()
+    name = name.partition(".")[0].replace("_", "-")
+    return any(each in known or _begins(each, known) for each in (name, name.removeprefix("no-")))
+
+
+def _misspelt(engine: str, version: str, name: str) -> FlagProblem | None:
+    """Return the flag of an older version that `name` is a slip of: one that gpuwatch uses, as nearly all have it."""
+    import difflib  # noqa: PLC0415  # only for a name that is in no list
+
+    lasting = sorted(flag for flag in FLAGS[engine] if flag[:1] != "-" and _turns_off(flag) == _turns_off(name))
+    close = difflib.get_close_matches(name, lasting, n=1, cutoff=_SLIP)
+    if not close or name in _EARLIER or unknown_flag(engine, version, close[0]) is not None:
+        return None
+    return FlagProblem(name, "unknown", "", f"{_TITLES[engine]} has no --{name}", f"--{close[0]}")
 
 
 def _turns_off(name: str) -> bool:

@@ -87,6 +87,13 @@ enable-lora                  | | bool |
 max-loras                    | | int |
 max-lora-rank                | | int |
 speculative-config           | -sc | text |
+spec-tokens                  | | int |
+config                       | | text |
+enable-dbo                   | | bool |
+max-cudagraph-capture-size   | | int |
+cudagraph-capture-sizes      | | text |
+kv-cache-dtype-skip-layers   | | text |
+mm-ipc-gpu-memory-gb         | | float |
 speculative-model            | | text |
 num-speculative-tokens       | | int |
 limit-mm-per-prompt          | | text |
@@ -160,6 +167,17 @@ enable-hierarchical-cache    | | bool |
 hicache-ratio                | | float |
 hicache-size                 | | int |
 speculative-algorithm        | | text |
+speculative-num-draft-tokens | | int |
+enable-lora                  | | bool |
+lora-paths                   | | text |
+json-model-override-args     | | text |
+config                       | | text |
+attn-dp-size                 | attention-data-parallel-size | int |
+enable-two-batch-overlap     | | bool |
+ep-num-redundant-experts     | | int |
+moe-dense-tp-size            | | int |
+cpu-offload-gb               | | float |
+enable-unified-memory        | | bool |
 disaggregation-mode          | | text |
 disable-custom-all-reduce    | | bool |
 watchdog-timeout             | | float |

@@ -79,6 +79,23 @@ class Prepared:
     seen: object
 
 
+def check_web_config(path: str) -> None:
+    """Read a web configuration and all it names, as a server does that is started with it.
+
+    Raises:
+        ConfigError: It cannot be used.
+    """
+    _built(path, None, load_web_config(path))
+
+
+def _built(path: str, seen: object, web: WebConfig) -> Prepared:
+    try:
+        context = tls.make_context(web.tls) if web.tls is not None else None
+        return Prepared(web, context, Passwords(web.users), seen)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
 class Server:
     """Listens at once; answers from `start` until `stop`.
 
@@ -161,12 +178,13 @@ class Server:
         """
         return self._prepare()
 
-    def use(self, prepared: Prepared, names: Sequence[str]) -> None:
-        """Go on with another web configuration and other host names; open connections stay."""
+    def use(self, prepared: Prepared | None, names: Sequence[str]) -> None:
+        """Go on with another web configuration, None: the same, and other host names; open connections stay."""
 
         def change() -> None:
             self._names = tuple(name.lower() for name in names)
-            self._use(prepared)
+            if prepared is not None:
+                self._use(prepared)
 
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(change)
@@ -175,21 +193,13 @@ class Server:
 
     def _prepare(self) -> Prepared:
         """Read the web configuration and all it names."""
-        return self._build(*self._read())
+        return _built(self._web_path, *self._read())
 
     def _read(self) -> tuple[object, WebConfig]:
         """Return the signature of the web configuration, taken before what it names is read, and what it says."""
         own = self._signature(None)
         web = load_web_config(self._web_path) if self._web_path else WebConfig()
         return (own, self._signature(web.tls)), web
-
-    def _build(self, seen: object, web: WebConfig) -> Prepared:
-        try:
-            context = tls.make_context(web.tls) if web.tls is not None else None
-            passwords = Passwords(web.users)
-        except ConfigError as error:
-            raise ConfigError(f"{self._web_path}: {error}") from None
-        return Prepared(web, context, passwords, seen)
 
     def _use(self, prepared: Prepared) -> None:
         web = self._web = prepared.web
@@ -220,7 +230,7 @@ class Server:
             try:
                 seen, web = self._read()
                 self._watched = web.tls
-                self._use(self._build(seen, web))
+                self._use(_built(self._web_path, seen, web))
             except (ConfigError, OSError) as error:
                 log.error("%s; the web configuration before it stays in force", error)  # noqa: TRY400  # one line, no traceback
                 self._seen = seen

@@ -31,11 +31,14 @@ def blocks_of(fields: Fields) -> Blocks | None:
     """Return what the blocks are made of; None where the config lists none.
 
     Raises:
-        ModelConfigError: a block holds what it cannot mean.
+        ModelConfigError: a block holds what it cannot mean, or there are not as many as layers.
     """
     listed = [block for block in fields.listed("block_configs") if isinstance(block, dict)]
     if not listed:
         return None
+    count = fields.number("num_hidden_layers")
+    if count is not None and count != len(listed):
+        raise ModelConfigError(f"block_configs has {len(listed):,} blocks; num_hidden_layers is {count:,}")
     heads: Counter[int] = Counter()
     widths: list[int] = []
     matrices = 0

@@ -46,6 +46,9 @@ class Deployment:
     `sequences` is the limit of the batch, `chunk` the token budget of a step. `version` is () when not known.
     `host_weights` are bytes of weights that each rank leaves in host memory, `host_cache` bytes of host memory in all
     for KV blocks. `prefix_caching` None: as the engine chooses. `asynchronous` scheduling has two steps under way.
+    `dp` are data-parallel groups of `ranks` GPUs each; of them `sharing_dp` divide the experts among them, in whole
+    experts with `expert_parallel`. `dp_attention` are those within the tensor ranks (SGLang). `fraction_asked` says
+    whether `fraction`, or the pool itself, was asked for: an engine whose own default is too small can be told another.
     """
 
     engine: str
@@ -56,10 +59,14 @@ class Deployment:
     dcp: int = 1
     pcp: int = 1
     dp_attention: int = 1
+    dp: int = 1
+    sharing_dp: int = 1
+    expert_parallel: bool = False
     context: int = 4096
     sequences: int = 256
     chunk: int = 8192
     fraction: float = 0.92
+    fraction_asked: bool = False
     kv_dtype: str = "auto"
     block_size: int = 16
     eager: bool = False
@@ -83,9 +90,30 @@ class Deployment:
         return self.tp * self.pp * self.pcp
 
     @property
+    def cards(self) -> int:
+        """GPUs in all: those of every data-parallel group."""
+        return self.ranks * self.dp
+
+    @property
+    def pool_asked(self) -> bool:
+        """Whether the size of the pool was asked for, whatever the card has."""
+        return any(size is not None for size in (self.kv_bytes, self.blocks_override, self.max_total_tokens))
+
+    @property
+    def pools(self) -> int:
+        """KV pools that serve different requests: one for each data-parallel group and each group within the ranks."""
+        return self.dp * self.dp_attention
+
+    @property
     def split(self) -> Split:
         """How weights are spread."""
-        return Split(tp=self.tp, pp=self.pp, attention_tp=self.attention_tp)
+        return Split(
+            tp=self.tp,
+            pp=self.pp,
+            attention_tp=self.attention_tp,
+            expert_parallel=self.tp * self.sharing_dp,
+            whole_experts=self.expert_parallel,
+        )
 
     @property
     def attention_tp(self) -> int:
@@ -166,7 +194,7 @@ def sampler_bytes(model: Model, deployment: Deployment) -> float:
 
 def residents(model: Model, deployment: Deployment) -> Residents:
     """Return what an engine takes on its fullest rank besides the KV pool."""
-    ranks = deployment.ranks
+    ranks = deployment.ranks * deployment.sharing_dp
     layers = model.layer_count / deployment.pp
     return Residents(
         weights=max(0.0, weight_bytes(model, deployment.split) - deployment.host_weights),

@@ -6,9 +6,10 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwatch.engines.flag_names import misnamed_flag
+from gpuwatch.engines.flag_names import is_listed, misnamed_flag
 from gpuwatch.engines.flag_versions import flag_problems
 from gpuwatch.engines.flags import FLAGS, flag_facts, parse_flags
+from gpuwatch.ledger.uncounted import not_counted, settings_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +33,10 @@ _NUMBERS = {
 }
 
 
+MOST_DRAFTED = 1024
+_DRAFTED = ("num-speculative-tokens", "spec-tokens", "speculative-num-draft-tokens")
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """What a launch command says: engine, model, and the settings that are given (None: left to the engine)."""
@@ -48,6 +53,38 @@ class Command:
     prefix_caching: bool | None
     hybrid_manager: bool
     flags: Mapping[str, Value]
+
+    @property
+    def attention_groups(self) -> int:
+        """SGLang's groups of DP attention, which lie within the tensor ranks."""
+        inner = self.flags.get("attn-dp-size")
+        if isinstance(inner, int) and inner > 1:
+            return inner
+        return self.numbers.get("dp", 1) if self.dp_attention else 1
+
+    @property
+    def longest_that_fits(self) -> bool:
+        """Whether vLLM is to choose the longest request by its pool (``--max-model-len auto``, ``-1``)."""
+        return self.engine == "vllm" and str(self.flags.get("max-model-len", "")) in ("auto", "-1")
+
+    @property
+    def drafted(self) -> int:
+        """Tokens that are drafted in a step of speculative decoding."""
+        named = (self.flags.get(name) for name in _DRAFTED)
+        asked = settings_in(self.flags.get("speculative-config")).get("num_speculative_tokens")
+        counts = (value for value in (*named, asked) if isinstance(value, int) and not isinstance(value, bool))
+        return next((value for value in counts if 0 < value <= MOST_DRAFTED), 0)
+
+    def unread(self, version: str) -> list[str]:
+        """Return what of the command has no part in the figures, a note each: memory, and names nobody can judge."""
+        notes = not_counted(self.engine, self.flags)
+        names = list(dict.fromkeys(filter(None, map(_long_name, self.arguments))))
+        faulty = {problem.flag for problem in self.problems(version)}
+        unknown = [name for name in names if name not in faulty and not is_listed(self.engine, name)]
+        if unknown:
+            shown = ", ".join(f"--{name[:60]}" for name in unknown[:5]) + (", …" if len(unknown) > 5 else "")
+            notes.append(f"not checked, as not all flags of {self.engine} {version} are listed here: {shown}")
+        return notes
 
     def gib(self, *names: str) -> float:
         """Return the first of some flags that holds a number of GiB, else 0."""

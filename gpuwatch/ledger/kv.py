@@ -103,23 +103,36 @@ class Layout:
         return sum(request_blocks(group, settings) for group in self.groups) * self.block_bytes
 
 
+_FOUR_BITS = ("nvfp4", "fp4", "mxfp4", "int4", "ultraquant_4bit")
+_BLOCK_SCALES = {"nvfp4": 0.5, "fp4": 0.5, "fp4_e2m1": 0.5, "nvfp4_4over6": 0.5, "mxfp4": 0.25}
+"""Bits for each element of a 4-bit float: a scale of 8 bits for 16 elements, of MXFP4 for 32."""
+_CHANNEL_SCALES = {"int4": 0.25, "int8": 0.125}
+"""Bits for each element of types that no engine takes by this name: a scale of 16 bits for 64 or 128 elements."""
+
+
+def scale_share(dtype: str) -> float:
+    """Return what scales add to a KV cache of this type, as a share of its elements' bytes."""
+    bits = _BLOCK_SCALES.get(dtype, _CHANNEL_SCALES.get(dtype, 0.0))
+    return bits / (8 * element_bytes(dtype, "bfloat16"))
+
+
 def element_bytes(dtype: str, model_dtype: str) -> float:
     """Return the bytes of one KV element without its scales."""
     if dtype in ("auto", ""):
         return DTYPE_BYTES.get(model_dtype, 2.0)
-    if dtype in ("nvfp4", "fp4", "fp4_e2m1", "int4"):
+    if dtype.startswith(_FOUR_BITS):
         return 0.5
     return DTYPE_BYTES.get(dtype.split("_per_", maxsplit=1)[0], 1.0 if dtype.startswith(("fp8", "int8")) else 2.0)
 
 
 def bytes_per_token(model: Model, dtype: str, tp: int = 1, dcp: int = 1) -> float:
-    """Return the KV bytes that one token takes on one rank in all layers that keep every token, and in windows."""
+    """Return the KV bytes that one token takes on one rank in all layers, those with windows too, with its scales."""
     return sum(group.count * _token_bytes(group, model, dtype, tp, dcp) for group in model.attention) / dcp
 
 
 def whole_bytes_per_token(model: Model, dtype: str) -> float:
-    """Return the KV bytes of one token for the whole model: 2 x layers x KV heads x head dim x bytes."""
-    return bytes_per_token(model, dtype)
+    """Return the KV bytes of one token for the whole model without scales: 2 x layers x KV heads x head dim x bytes."""
+    return bytes_per_token(model, dtype) / (1 + scale_share(dtype))
 
 
 def _token_bytes(group: Layers, model: Model, dtype: str, tp: int, dcp: int = 1) -> float:
@@ -129,13 +142,15 @@ def _token_bytes(group: Layers, model: Model, dtype: str, tp: int, dcp: int = 1)
     """
     if group.kind == "mla":
         special = {"fp8_ds_mla": 656.0, "nvfp4_ds_mla": 352.0}.get(dtype)
-        entry = special if special is not None else group.latent * element_bytes(dtype, model.dtype)
+        entry = special
+        if entry is None:
+            entry = group.latent * element_bytes(dtype, model.dtype) * (1 + scale_share(dtype))
         return entry + group.index_bytes
     heads = max(1, math.ceil(group.kv_heads * dcp / tp))
     width = group.head_dim + group.value_dim
-    if dtype in ("nvfp4", "fp4", "fp4_e2m1"):
+    if _BLOCK_SCALES.get(dtype) == 0.5:
         return heads * (width // 2 + width // 16)
-    size = heads * width * element_bytes(dtype, model.dtype)
+    size = heads * width * element_bytes(dtype, model.dtype) * (1 + scale_share(dtype))
     return size + heads * 8 if dtype.endswith("_per_token_head") else size
 
 

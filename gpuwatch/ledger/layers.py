@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.model import Layers, State
 
 if TYPE_CHECKING:
@@ -50,9 +51,11 @@ def layer_kinds(fields: Fields, count: int) -> list[str]:
     """Return the kind of each of `count` layers, in order; unknown names of kinds are noted and taken as full."""
     types = fields.listed("layer_types")
     if types:
+        _enough(fields, "layer_types", len(types), count)
         return [_kind_of(name, fields) for name in types[:count]]
     pattern = fields.text("hybrid_override_pattern")
     if pattern:
+        _enough(fields, "hybrid_override_pattern", len(pattern), count)
         return [_PATTERN.get(letter, FULL) for letter in pattern[:count]]
     if is_state_space(fields):
         return [LINEAR] * count
@@ -61,6 +64,18 @@ def layer_kinds(fields: Fields, count: int) -> list[str]:
         if kinds:
             return kinds
     return [FULL] * count
+
+
+def _enough(fields: Fields, name: str, length: int, count: int) -> None:
+    """Check that a field names every layer; what it names beyond them (drafting layers) is passed over, with a note.
+
+    Raises:
+        ModelConfigError: it names too few.
+    """
+    if length < count:
+        raise ModelConfigError(f"{name} names {length:,} layers; num_hidden_layers is {count:,}: as many are expected")
+    if length > count:
+        fields.note(f"{name} names {length:,} layers, of which the first {count:,} are counted (num_hidden_layers)")
 
 
 def is_state_space(fields: Fields) -> bool:
@@ -111,6 +126,8 @@ def _by_index(fields: Fields, count: int) -> list[str]:
         full = {int(str(index)) - 1 for index in linear.listed("full_attn_layers")}  # counted from 1
         return [FULL if index in full else LINEAR for index in range(count)]
     kinds = fields.listed("attn_type_list")  # MiniMax: 1 is full attention, 0 linear
+    if kinds:
+        _enough(fields, "attn_type_list", len(kinds), count)
     return [FULL if str(kind) == "1" else LINEAR for kind in kinds[:count]]
 
 

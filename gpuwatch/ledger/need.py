@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.ledger.budget import Residents, residents
-from gpuwatch.ledger.kv import bytes_per_token, element_bytes
+from gpuwatch.ledger.kv import bytes_per_token
 from gpuwatch.ledger.pool import request_bytes, spare_bytes
-from gpuwatch.ledger.quantisation import DTYPE_BYTES, NAMES, by_name, stored_bits
+from gpuwatch.ledger.quantisation import DTYPE_BYTES, NAMES, by_name, of_flag, stored_bits
+from gpuwatch.ledger.weights import weight_bytes
 
 if TYPE_CHECKING:
     from gpuwatch.ledger.budget import Deployment
@@ -18,8 +19,6 @@ GROWTH = 1.2
 """A plan fits when the KV cache may turn out this much larger than computed: padding, peaks, prefix copies."""
 FOUR_BIT_BYTES = 0.56
 """Bytes of a parameter of a 4-bit model all in all: embeddings and norms stay wider. Seen: 0.5 to 0.6."""
-SCALE_BITS = {"int4": 0.25, "nvfp4": 0.5, "int8": 0.125}
-"""Bits that the scales of a quantised KV element take beside it, where `kv.py` does not count them in the element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +44,22 @@ class Engine:
     def residents(self) -> Residents:
         """What it takes on its fullest rank besides the KV cache."""
         taken = residents(self.model, self.deployment)
-        ranks = self.deployment.tp * self.deployment.pp
         whole = self.weights_bytes
         if whole is None and self.parameters is not None:
             whole = self.parameters * bytes_per_parameter(self.model)
         if whole is None:
             return taken
-        return replace(taken, weights=max(0.0, whole / ranks - self.deployment.host_weights))
+        share = whole / (self.deployment.tp * self.deployment.pp)
+        if self.deployment.sharing_dp > 1:  # of what the formula gives, as much as its ranks hold
+            alone = replace(self.deployment.split, expert_parallel=1, whole_experts=False)
+            share *= weight_bytes(self.model, self.deployment.split) / weight_bytes(self.model, alone)
+        return replace(taken, weights=max(0.0, share - self.deployment.host_weights))
 
     @property
     def kv_bytes(self) -> float:
         """The KV cache of the requests asked for, on one rank, with scales."""
         each = request_bytes(self.model, self.deployment, self.deployment.context)
-        need = self.requests * each + spare_bytes(self.model, self.deployment)
-        return need * (1 + scale_share(self.deployment.kv_dtype))
+        return self.requests * each + spare_bytes(self.model, self.deployment)
 
     @property
     def unpacked_bytes(self) -> float:
@@ -68,13 +69,6 @@ class Engine:
         layers = sum(group.count for group in self.model.attention) or 1
         whole = bytes_per_token(self.model, "auto", self.deployment.attention_tp, self.deployment.dcp) / layers
         return whole * self.deployment.context
-
-
-def scale_share(dtype: str) -> float:
-    """Return what scales add to a KV cache of this type, as a share of its elements' bytes."""
-    if dtype not in SCALE_BITS:
-        return 0.0
-    return SCALE_BITS[dtype] / (8 * element_bytes(dtype, "bfloat16"))
 
 
 def bytes_per_parameter(model: Model) -> float:
@@ -103,8 +97,25 @@ def with_weights(model: Model, name: str) -> Model:
 
 
 def quantised(model: Model, flag: str) -> Model:
-    """Return the model with its weights stored as ``--quantization`` says; unchanged where the name is not known."""
-    try:
-        return with_weights(model, flag.split("_", maxsplit=1)[0])
-    except ValueError:
-        return model
+    """Return the model with its weights stored as ``--quantization`` says; unchanged where it says none."""
+    stored = of_flag(flag)
+    return model if stored is None else replace(model, quantisation=stored)
+
+
+def loaded(engine: Engine, dtype: str) -> Engine:
+    """Return the engine with its weights in the type that it loads them in.
+
+    ``--dtype auto`` makes 16 bits of a checkpoint in 32, in vLLM (``config/model.py``) and in SGLang
+    (``configs/model_config.py``); another `dtype` is taken as it is. Weights in fewer bits stay as they are.
+    """
+    model = engine.model
+    stored = DTYPE_BYTES.get(model.dtype, 2.0)
+    name = {"float": "float32", "half": "float16"}.get(dtype, dtype)
+    if name in ("", "auto"):
+        name = "bfloat16" if stored > 2 else model.dtype  # bytes
+    if name == model.dtype or name not in DTYPE_BYTES:
+        return engine
+    whole = engine.weights_bytes
+    if whole is not None and model.quantisation is None:
+        whole *= DTYPE_BYTES[name] / stored
+    return replace(engine, model=replace(model, dtype=name), weights_bytes=whole)

@@ -43,7 +43,10 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What one engine's pool holds: its bytes on one card, tokens, longest single request, requests of full length."""
+    """What one pool of an engine holds: its bytes on one card, tokens, longest single request, requests of full length.
+
+    Data-parallel groups have a pool each, `pools` of them.
+    """
 
     engine: Engine
     bytes_per_token: float
@@ -51,11 +54,20 @@ class Capacity:
     tokens: int
     max_context: int
     max_concurrency: float
+    pools: int = 1
+
+    @property
+    def served(self) -> float:
+        """Requests of full length that all pools hold together."""
+        return self.pools * self.max_concurrency
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole plan. `error_band` is the relative uncertainty of a card's total."""
+    """A whole plan. `error_band` is the relative uncertainty of a card's total.
+
+    `serves` is False where an engine, launched as it is, does not hold one of the requests that were asked for.
+    """
 
     verdict: Verdict
     cards: tuple[Card, ...]
@@ -63,6 +75,7 @@ class Plan:
     fewest_gpus: int | None
     error_band: float
     notes: tuple[str, ...]
+    serves: bool = True
 
 
 def card_of(engines: Sequence[Engine], gpu: int = 0) -> Card:
@@ -82,31 +95,64 @@ def card_of(engines: Sequence[Engine], gpu: int = 0) -> Card:
 def verdict_of(engines: Sequence[Engine]) -> Verdict:
     """Judge whether `engines` fit on their cards together.
 
-    It does not fit when the engine will not start with its ranks, or when the parts are more than the card. It is tight
+    It does not fit when the engine will not start with its ranks, when the parts are more than the card, or when the
+    share of the card that was asked for holds no request. It is tight
     when they would be with a KV cache of `GROWTH` times the size and what unpacking a 4-bit cache takes, within the
     part of the card that the engine may use. It is unknown where a config lacks a field that is needed, or a model has
     parts that are not computed, and the others are less than the card.
     """
-    if any(obstacles(engine.model, engine.deployment) for engine in engines):
+    if any(obstacles(engine.model, engine.deployment) for engine in engines) or too_much_asked(engines):
         return "does_not_fit"
     card = card_of(engines)
     if card.total > card.capacity:
         return "does_not_fit"
     if any(not engine.model.complete for engine in engines):
         return "unknown"
+    if any(engine.deployment.fraction_asked and starved(engine, engines) for engine in engines):
+        return "does_not_fit"
     peak = card.total + (GROWTH - 1) * card.components["kv_cache"] + sum(e.unpacked_bytes for e in engines)
-    usable = card.capacity * max(engine.deployment.fraction for engine in engines)
+    shares = _shares(engines)
+    own = len(shares) == len(engines)  # each engine has its share; else the last takes what the others leave
+    usable = card.capacity * (sum(shares) if own else max(engine.deployment.fraction for engine in engines))
     return "fits" if peak <= usable else "tight"
+
+
+def too_much_asked(engines: Sequence[Engine]) -> bool:
+    """Return whether several engines of vLLM were each told a share of the same card, and all are more than it."""
+    return len(engines) > 1 and sum(_shares(engines)) > 1
+
+
+def _shares(engines: Sequence[Engine]) -> list[float]:
+    told = (engine.deployment for engine in engines)
+    return [one.fraction for one in told if one.engine == "vllm" and one.fraction_asked and not one.pool_asked]
+
+
+def starved(engine: Engine, engines: Sequence[Engine]) -> bool:
+    """Return whether the engine's pool, as it is launched beside the others, holds less than one request."""
+    available = available_bytes(engine, _others(engines, engine))
+    return pool_of(engine.model, engine.deployment, max(0.0, available)).concurrency < 1
+
+
+def available_bytes(engine: Engine, others: float = 0.0) -> float:
+    """Return the bytes of the engine's pool on one card where other engines take `others` bytes of it.
+
+    A share that vLLM was told is its own, whatever the others take; by its own default it would take theirs, too.
+    """
+    deployment = engine.deployment
+    own = deployment.engine == "vllm" and deployment.fraction_asked
+    return pool_bytes(engine.model, deployment, engine.residents) - (0.0 if own else others) - engine.uncounted
 
 
 def capacity_of(engine: Engine, others: float = 0.0) -> Capacity:
     """Return what the engine's pool holds when `others` bytes of its card are taken by other engines."""
     deployment = engine.deployment
-    available = pool_bytes(engine.model, deployment, engine.residents) - others - engine.uncounted
+    available = available_bytes(engine, others)
     pool = pool_of(engine.model, deployment, available)
     per_token = whole_bytes_per_token(engine.model, deployment.kv_dtype)
     longest = longest_context(engine.model, deployment, max(0.0, available))
-    return Capacity(engine, per_token, max(0.0, available), pool.tokens, longest, pool.concurrency)
+    return Capacity(
+        engine, per_token, max(0.0, available), pool.tokens, longest, pool.concurrency, pools=deployment.pools
+    )
 
 
 def fraction_needed(engine: Engine, others: Sequence[Engine] = ()) -> float:
@@ -137,14 +183,20 @@ def make_plan(engines: Sequence[Engine]) -> Plan:
     if not engines:
         raise ValueError("no model to plan")
     card = card_of(engines)
-    ranks = max(engine.deployment.ranks for engine in engines)
+    ranks = max(engine.deployment.cards for engine in engines)
     whole = [_others(engines, engine) for engine in engines]
     capacities = tuple(capacity_of(engine, others) for engine, others in zip(engines, whole, strict=True))
     verdict = verdict_of(engines)
-    notes = [note for engine in engines for note in obstacles(engine.model, engine.deployment)]
+    notes_of_ranks = [note for engine in engines for note in obstacles(engine.model, engine.deployment)]
+    notes = list(notes_of_ranks)
     notes += [note for engine in engines for note in notes_of(engine)]
-    if verdict not in ("does_not_fit", "unknown") and len(engines) == 1:
-        notes += _start_notes(capacities[0])
+    serves = True
+    if verdict != "unknown" and not notes_of_ranks and card.total <= card.capacity:
+        judged = [found for found in capacities if len(engines) == 1 or found.engine.deployment.fraction_asked]
+        short = [note for found in judged for note in start_notes(found)]
+        notes, serves = [*short, *notes], not short
+    if len(engines) > 1:
+        notes += _sharing_notes(engines)
     return Plan(
         verdict=verdict,
         cards=tuple(replace(card, gpu=gpu) for gpu in range(ranks)),
@@ -152,10 +204,25 @@ def make_plan(engines: Sequence[Engine]) -> Plan:
         fewest_gpus=fewest_gpus(engines),
         error_band=error_band(card),
         notes=tuple(dict.fromkeys(notes)),
+        serves=serves,
     )
 
 
-def _start_notes(found: Capacity) -> list[str]:
+def _sharing_notes(engines: Sequence[Engine]) -> list[str]:
+    """Say that engines on the same cards need shares, where they were told none or too large ones."""
+    if too_much_asked(engines):
+        total = sum(_shares(engines))
+        return [
+            f"shares of {total:g} in all of the same cards: the last engine will not start; give each what it needs"
+        ]
+    if all(engine.deployment.fraction_asked for engine in engines):
+        return []
+    return [
+        "by its default one engine takes all of the cards, and the next will not start: give each the share it needs"
+    ]
+
+
+def start_notes(found: Capacity) -> list[str]:
     """Say what is needed where the card holds a request and the engine's share of it does not."""
     engine = found.engine
     if found.max_concurrency >= 1:
@@ -163,9 +230,15 @@ def _start_notes(found: Capacity) -> list[str]:
     flag = "--mem-fraction-static" if engine.deployment.engine == "sglang" else "--gpu-memory-utilization"
     needed, given = fraction_needed(engine), engine.deployment.fraction
     words = f"with {flag} {given:g} the pool holds less than one request of {engine.deployment.context:,} tokens"
+    if engine.deployment.engine == "sglang" and found.tokens > 0:
+        words += ", so the engine refuses one"
+    else:
+        words += ", so the engine will not start"
+    if engine.deployment.pool_asked:
+        return [f"{words}: the size of the pool was asked for"]
     if given < needed < 1:
-        return [f"{words}, so the engine will not start: it needs {needed:.2f}"]
-    return [f"{words}, so the engine will not start: no fraction is enough with all that the engine sets aside"]
+        return [f"{words}: it needs {needed:.2f}"]
+    return [f"{words}: no fraction is enough with all that the engine sets aside"]
 
 
 def _others(engines: Sequence[Engine], engine: Engine) -> float:
@@ -195,8 +268,11 @@ def fewest_gpus(engines: Sequence[Engine]) -> int | None:
 
 
 def at_tp(engine: Engine, tp: int) -> Engine:
-    """Return the engine over `tp` ranks, without pipeline stages."""
-    tried = engine.with_deployment(tp=tp, pp=1, pcp=1)
+    """Return the engine over `tp` ranks, without pipeline stages and data-parallel groups."""
+    groups = engine.deployment.dp_attention
+    tried = engine.with_deployment(
+        tp=tp, pp=1, pcp=1, dp=1, sharing_dp=1, dp_attention=groups if tp % groups == 0 else 1
+    )
     dcp = engine.deployment.dcp
     shared = dcp if tp % dcp == 0 and dcp <= most_sharing(engine.model, tried.deployment) else 1
     return tried.with_deployment(dcp=shared)
@@ -225,13 +301,17 @@ def notes_of(engine: Engine) -> list[str]:
         )
     if deployment.kv_dtype.startswith("fp8"):
         notes.append("FP8 KV loses exact digit strings first; check with calibrated scales before relying on it")
+    if deployment.kv_dtype.startswith("turboquant"):
+        notes.append(f"not counted: what {deployment.kv_dtype} saves; its KV cache is counted as 16-bit")
     if deployment.kv_dtype in ("int4", "nvfp4", "fp4"):
         notes.append(
             "4-bit KV needs scales beside the elements and a working copy during prefill where no kernel reads it"
         )
+    notes += _group_notes(engine)
     notes += _memory_notes(deployment)
     if model.quantisation is not None and not model.quantisation.known:
-        notes.append(f"the quantisation {model.quantisation.method!r} is not known: weights are counted as 16-bit")
+        words = f"the quantisation {model.quantisation.method!r} is not known, or its bits are only in the checkpoint"
+        notes.append(f"{words}: weights are counted as 16-bit (--weights, --weights-bytes)")
     if not model.tower_known:
         notes.append("a vision or audio tower is in the config without its sizes: its weights are not counted")
     if model.uncounted:
@@ -239,6 +319,21 @@ def notes_of(engine: Engine) -> list[str]:
     if model.missing:
         notes.append(f"missing in the config: {', '.join(model.missing)}; what needs them is not computed")
     return notes
+
+
+def _group_notes(engine: Engine) -> list[str]:
+    """Say what data-parallel groups share."""
+    deployment = engine.deployment
+    if deployment.dp_attention > 1:
+        words = f"DP attention: {deployment.dp_attention} groups of {deployment.attention_tp} of the {deployment.tp}"
+        return [f"{words} tensor-parallel ranks, each with a pool of its own; a request sees one of them"]
+    if deployment.dp == 1:
+        return []
+    cards = "1 card" if deployment.ranks == 1 else f"{deployment.ranks} cards"
+    words = f"{deployment.dp} data-parallel groups of {cards}, each with a pool of its own"
+    if deployment.sharing_dp > 1:
+        return [f"{words}; they divide the experts among them and copy everything else"]
+    return [words]
 
 
 def _sharing_hint(engine: Engine) -> str:

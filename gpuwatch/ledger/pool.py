@@ -16,6 +16,7 @@ STATE_SHARE = 0.9
 WINDOW_SHARE = 0.8
 """SGLang's ``--swa-full-tokens-ratio``: tokens of the sliding-window pool for each token of the full pool."""
 LONGEST = 2**34
+"""Tokens of the longest request that is looked for: a pool that holds it holds requests of any length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def spare_bytes(model: Model, deployment: Deployment) -> float:
 def longest_context(model: Model, deployment: Deployment, available: float) -> int:
     """Return the longest single request that `available` bytes hold, found by halving; 0 when none does.
 
-    A model of states alone holds requests of any length: `LONGEST`.
+    Models of states or sliding windows alone hold requests of any length: `LONGEST`.
     """
     if deployment.engine == "sglang":
         pool = pool_of(model, deployment, available)

@@ -11,7 +11,7 @@ from gpuwatch.engines.version import parse_version
 from gpuwatch.ledger.budget import Deployment, pool_bytes
 from gpuwatch.ledger.defaults import with_defaults
 from gpuwatch.ledger.known import find
-from gpuwatch.ledger.need import Engine, quantised
+from gpuwatch.ledger.need import Engine, loaded, quantised
 from gpuwatch.ledger.pool import pool_of
 from gpuwatch.ledger.portable import from_portable
 from gpuwatch.ledger.quantisation import DTYPE_BYTES
@@ -31,7 +31,8 @@ USED = (
     *("dcp", "max_model_len", "kv.block_size", "kv.blocks_override", "kv.dtype", "enforce_eager", "prefix_caching"),
     *("hybrid_kv_manager", "max_num_batched_tokens", "max_num_seqs", "flag.enable-dp-attention", "flag.kv-cache-dtype"),
     *("flag.disable-hybrid-kv-cache-manager", "flag.kv-cache-memory-bytes", "flag.max-total-tokens"),
-    *("flag.async-scheduling", "flag.mamba-ssm-cache-dtype"),
+    *("flag.async-scheduling", "flag.mamba-ssm-cache-dtype", "flag.attn-dp-size", "flag.enable-expert-parallel"),
+    *("dtype", "flag.dtype"),
 )
 """The facts that a prediction looks at."""
 _FIRST_CONTEXT = 4096
@@ -62,6 +63,7 @@ def engine_of(kind: str, facts: Mapping[str, Value], capacity: float) -> Engine 
     if model is None or not model.complete or version is None or kind not in ("vllm", "sglang"):
         return None
     quantisation = str(facts.get("quantization", ""))
+    dtype = str(facts.get("dtype") or facts.get("flag.dtype") or "auto").removeprefix("torch.")
     if quantisation and model.quantisation is None:
         model = quantised(model, quantisation)
     deployment = Deployment(
@@ -71,7 +73,9 @@ def engine_of(kind: str, facts: Mapping[str, Value], capacity: float) -> Engine 
         tp=_count(facts, "tp") or 1,
         pp=_count(facts, "pp") or 1,
         dcp=_count(facts, "dcp") or 1,
-        dp_attention=(_count(facts, "dp") or 1) if facts.get("flag.enable-dp-attention") is True else 1,
+        dp_attention=_groups(facts),
+        sharing_dp=(_count(facts, "dp") or 1) if kind == "vllm" and model.experts is not None else 1,
+        expert_parallel=facts.get("flag.enable-expert-parallel") is True,
         context=_count(facts, "max_model_len") or model.context or _FIRST_CONTEXT,
         kv_dtype=_kv_dtype(facts),
         block_size=_count(facts, "kv.block_size") or (1 if kind == "sglang" else 16),
@@ -92,7 +96,7 @@ def engine_of(kind: str, facts: Mapping[str, Value], capacity: float) -> Engine 
         sequences=_count(facts, "max_num_seqs"),
         fraction=_number(facts, "memory_fraction"),
     )
-    return Engine(model, filled, weights_bytes=_number(facts, "model.weights_bytes"))
+    return loaded(Engine(model, filled, weights_bytes=_number(facts, "model.weights_bytes")), dtype)
 
 
 def predict(engine: Engine) -> dict[str, float]:
@@ -113,6 +117,12 @@ def measured(engine: Engine, pool: float) -> Engine:
     """Return the engine with the pool that it stated, in bytes, so that what-if rows start from what is there."""
     expected = pool_bytes(engine.model, engine.deployment, engine.residents)
     return replace(engine, uncounted=expected - pool)
+
+
+def _groups(facts: Mapping[str, Value]) -> int:
+    """Return SGLang's groups of DP attention."""
+    inner = _count(facts, "flag.attn-dp-size") or 1
+    return max(inner, _count(facts, "dp") or 1) if facts.get("flag.enable-dp-attention") is True else inner
 
 
 def _number(facts: Mapping[str, Value], key: str) -> float | None:

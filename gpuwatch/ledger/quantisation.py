@@ -49,6 +49,37 @@ def by_name(name: str) -> Quantisation | None:
     return _BY_NAME.get(name.lower())
 
 
+_PLAIN = ("lm_head", "embed")
+_FLAGS = {
+    **dict.fromkeys(("auto_awq", "awq_marlin", "moe_wna16", "w4afp8", "qoq", "marlin"), _BY_NAME["awq"]),
+    **dict.fromkeys(("auto_gptq", "gptq_marlin"), _BY_NAME["gptq"]),
+    **dict.fromkeys(("modelopt_fp4", "petit_nvfp4", "nvfp4_per_token", "nvfp4_online"), _BY_NAME["nvfp4"]),
+    **dict.fromkeys(
+        ("modelopt", "modelopt_fp8", "fbgemm_fp8", "ptpc_fp8", "w8a8_fp8", "fp8_per_tensor", "fp8_per_channel"),
+        _BY_NAME["fp8"],
+    ),
+    **dict.fromkeys(("w8a8_int8", "blockwise_int8", "int8_per_channel_weight_only"), _BY_NAME["int8"]),
+    "fp8_per_block": Quantisation("fp8", 8, 128 * 128, 32, kept=_PLAIN),
+    "experts_int8": Quantisation("experts_int8", 8, experts_only=True),
+    "gpt_oss_mxfp4": _BY_NAME["mxfp4"],
+    "bitsandbytes": Quantisation("bitsandbytes", 4, 64, 32, kept=_PLAIN),
+    **dict.fromkeys(("mxfp8", "modelopt_mxfp8"), Quantisation("mxfp8", 8, 32, 8, kept=_PLAIN)),
+}
+"""By the values of ``--quantization`` (``layers/quantization`` of both engines): weights made of a plain checkpoint."""
+
+
+def of_flag(name: str) -> Quantisation | None:
+    """Return how ``--quantization`` stores the weights of a plain checkpoint; None for no quantisation.
+
+    A method whose bits are in the checkpoint (such as gguf, torchao, quark), and a name that is in no list, is not
+    `known` and counts 16 bits.
+    """
+    word = name.lower()
+    if word in ("", "none", "unquant"):
+        return None
+    return _FLAGS.get(word) or by_name(word) or Quantisation(word[:40], 16, known=False)
+
+
 def quantisation_of(config: Mapping[str, Any]) -> Quantisation | None:
     """Return how the weights are stored; None for the model's own type. `config` is the whole ``config.json``."""
     inner = config.get("text_config")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch.ledger.blocks import blocks_of
 from gpuwatch.ledger.families import has_two_parts, is_four_times, is_gated, is_known, is_tied
-from gpuwatch.ledger.fields import Fields
+from gpuwatch.ledger.fields import Fields, ModelConfigError
 from gpuwatch.ledger.layers import grouped, is_state_space, layer_kinds, mamba1_width, mamba2_heads
 from gpuwatch.ledger.model import Experts, Model
 from gpuwatch.ledger.quantisation import kv_type_of, quantisation_of
@@ -28,6 +28,7 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
         ModelConfigError: a field holds what it cannot mean.
     """
     fields = Fields.of(config)
+    _check_heads(fields)
     count = fields.need("num_hidden_layers")
     shared = fields.number("num_kv_shared_layers") or 0
     kinds = layer_kinds(fields, count)[: count - shared] if shared < count else []
@@ -79,6 +80,22 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
         kv_missing=kv_missing,
         notes=tuple(fields.notes),
     )
+
+
+def _check_heads(fields: Fields) -> None:
+    """Check the heads of attention.
+
+    Raises:
+        ModelConfigError: there are none, or those of queries cannot be shared among those of keys and values.
+    """
+    stated = ("num_attention_heads", "num_key_value_heads")
+    if any(isinstance(fields.value(name), list) for name in stated):  # each layer has its own
+        return
+    queries, keys = (fields.number(name) for name in stated)
+    if queries == 0:
+        raise ModelConfigError("num_attention_heads is 0; allowed: 1 and more")
+    if queries and keys and queries % keys and not fields.number("kv_lora_rank"):
+        raise ModelConfigError(f"num_key_value_heads is {keys}; allowed: a divisor of the {queries} query heads")
 
 
 def _vocab(fields: Fields) -> int:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 def obstacles(model: Model, deployment: Deployment) -> tuple[str, ...]:
     """Return why the engine will not start, a sentence each, the numbers of ranks at fault and what is allowed."""
+    if 0 < model.layer_count < deployment.pp:
+        return (f"{model.layer_count} layers over {deployment.pp} pipeline stages: one has none, so it will not start",)
+    if deployment.tp % deployment.dp_attention:
+        words = f"{deployment.tp} tensor-parallel ranks in {deployment.dp_attention} groups of DP attention"
+        return (f"{words}: the ranks must be a multiple of them, so it will not start",)
     heads, ranks = model.q_heads, deployment.attention_tp
     if heads and heads % ranks:
         return (f"{heads} query heads cannot be divided over {ranks} ranks: it will not start",)

@@ -82,12 +82,17 @@ def attention_of(model: Model, group: Layers) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a model is spread: tensor, pipeline and, for experts, expert parallelism; `attention_tp` for DP attention."""
+    """How a model is spread: tensor and pipeline ranks; `attention_tp` for DP attention.
+
+    `expert_parallel` are the ranks that divide the experts among them, where they are more than the tensor ranks.
+    With `whole_experts` each has whole ones, so that the fullest rank has ``ceil(experts / ranks)``.
+    """
 
     tp: int = 1
     pp: int = 1
     attention_tp: int = 1
     expert_parallel: int = 1
+    whole_experts: bool = False
 
 
 def weight_bytes(model: Model, split: Split) -> float:
@@ -106,10 +111,17 @@ def weight_bytes(model: Model, split: Split) -> float:
     copied = _copied_kv(model, split.attention_tp)
     attention = (count.attention / split.attention_tp + copied) * _kept(model, "attn", dense, plain)
     forward = count.feed_forward / split.tp * dense
-    experts = count.experts / max(split.tp, split.expert_parallel) * packed
+    experts = count.experts * _expert_share(model, split) * packed
     ends = max(count.embedding, count.head) if split.pp > 1 else count.embedding + count.head
     tower = count.tower / split.tp * plain + rope_table_bytes(model)
     return (attention + forward + experts) * stage + ends / split.tp * plain + tower + count.norms * stage * plain
+
+
+def _expert_share(model: Model, split: Split) -> float:
+    ranks = max(split.tp, split.expert_parallel)
+    if not split.whole_experts or model.experts is None:
+        return 1 / ranks
+    return -(-model.experts.count // ranks) / model.experts.count
 
 
 def rope_table_bytes(model: Model) -> float:

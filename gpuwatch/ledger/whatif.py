@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.ledger.budget import GIB
 from gpuwatch.ledger.kv import element_bytes
 from gpuwatch.ledger.need import Engine, with_weights
-from gpuwatch.ledger.plan import capacity_of, card_of, possible_tp, verdict_of
+from gpuwatch.ledger.plan import capacity_of, card_of, fraction_needed, possible_tp, verdict_of
 from gpuwatch.ledger.starts import most_sharing, obstacles
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def what_if(engine: Engine, others: Sequence[Engine] = ()) -> tuple[Row, ...]:
     """
     base = _measure(Change("", "", FREE, engine), others)
     shorter = _shorter(engine, base, others)
-    rows = [_measure(change, others) for change in (*_changes(engine), *shorter)]
+    rows = [_measure(change, others) for change in (*_beside(engine, others), *shorter)]
     stuck = bool(obstacles(engine.model, engine.deployment))
     useful = [row for row in rows if _order(row) < _order(base) or (_gain(row, base) > SMALL_GAIN and not stuck)]
     return tuple(
@@ -79,7 +79,7 @@ def _shorter(engine: Engine, base: Row, others: Sequence[Engine]) -> Iterator[Ch
     """Yield the longest context that fits where the one that was asked for does not."""
     if obstacles(engine.model, engine.deployment):
         return
-    if base.verdict != "does_not_fit" and base.max_concurrency >= 1:
+    if base.verdict != "does_not_fit" and _serves(base):
         return
     asked = engine.deployment.context
     low, high = 0, (asked - 1) // CONTEXT_STEP
@@ -87,7 +87,7 @@ def _shorter(engine: Engine, base: Row, others: Sequence[Engine]) -> Iterator[Ch
         middle = (low + high + 1) // 2
         tried = engine.with_deployment(context=middle * CONTEXT_STEP)
         row = _measure(Change("", "", FREE, tried), others)
-        low, high = (middle, high) if row.verdict == "fits" and row.max_concurrency >= 1 else (low, middle - 1)
+        low, high = (middle, high) if row.verdict == "fits" and _serves(row) else (low, middle - 1)
     if low:
         flag = "--context-length" if engine.deployment.engine == "sglang" else "--max-model-len"
         length = low * CONTEXT_STEP
@@ -97,7 +97,7 @@ def _shorter(engine: Engine, base: Row, others: Sequence[Engine]) -> Iterator[Ch
 
 def best_pair(engine: Engine, others: Sequence[Engine] = ()) -> Row | None:
     """Return the cheapest two changes that together make what was asked for fit, when no single one does."""
-    singles = [change for change in _changes(engine) if change.available]
+    singles = [change for change in _beside(engine, others) if change.available]
     if any(_order(_measure(change, others)) == 0 for change in singles):
         return None
     fitting = [row for row in (_measure(pair, others) for pair in _pairs(singles)) if _order(row) == 0]
@@ -128,8 +128,8 @@ def on_these_cards(engine: Engine, context: int, *, four_bit_kv: bool = False) -
     pairs = [_measure(pair, ()) for pair in _pairs([change for change, _ in bought])]
     pairs = [row for row in pairs if _more(row, base)]
     unharmed = min((row for row in pairs if row.weight <= 2 * SPEED), key=_worth, default=None)
-    serving = [row for row in pairs if row.max_concurrency >= 1]
-    if unharmed is None or (unharmed.max_concurrency < 1 and serving):
+    serving = [row for row in pairs if _serves(row)]
+    if unharmed is None or (not _serves(unharmed) and serving):
         unharmed = min(serving or pairs, key=lambda row: (row.weight, -row.max_concurrency), default=None)
     rows = sorted((row for _, row in bought), key=_worth)
     return (*rows, unharmed) if unharmed is not None else tuple(rows)
@@ -137,7 +137,12 @@ def on_these_cards(engine: Engine, context: int, *, four_bit_kv: bool = False) -
 
 def concurrency(engine: Engine, context: int) -> float:
     """Return how many requests of `context` tokens fit into the engine's pool."""
-    return capacity_of(engine.with_deployment(context=context)).max_concurrency
+    return capacity_of(engine.with_deployment(context=context)).served
+
+
+def _serves(row: Row) -> bool:
+    """Return whether each pool holds a request of full length."""
+    return row.max_concurrency >= row.engine.deployment.pools
 
 
 def _worth(row: Row) -> tuple[float, int]:
@@ -146,6 +151,12 @@ def _worth(row: Row) -> tuple[float, int]:
 
 def _more(row: Row, base: Row) -> bool:
     return row.max_concurrency > SMALL_GAIN * base.max_concurrency
+
+
+def _beside(engine: Engine, others: Sequence[Engine]) -> Iterator[Change]:
+    """Yield the changes that are possible beside `others`: a larger share is none, which the others would lack."""
+    share = engine.deployment.fraction
+    return (change for change in _changes(engine) if not others or change.engine.deployment.fraction == share)
 
 
 def _pairs(singles: Sequence[Change]) -> Iterator[Change]:
@@ -178,7 +189,7 @@ def _measure(change: Change, others: Sequence[Engine]) -> Row:
         change.weight,
         engine,
         max(longest - change.recent, longest // 2) if change.recent else longest,
-        found.max_concurrency * context / counted,
+        found.served * context / counted,
         verdict_of([engine.with_deployment(context=counted), *others]),
         change.available,
     )
@@ -196,6 +207,8 @@ def _settings(engine: Engine) -> Iterator[Change]:
     deployment = engine.deployment
     sglang = deployment.engine == "sglang"
     fraction = min(HIGHEST_FRACTION, round(deployment.fraction + FRACTION_STEP, 2))
+    if deployment.fraction_asked and fraction < (needed := fraction_needed(engine)) <= HIGHEST_FRACTION:
+        fraction = needed
     if fraction > deployment.fraction:
         flag = "--mem-fraction-static" if sglang else "--gpu-memory-utilization"
         left = (1 - fraction) * deployment.capacity / GIB

@@ -158,15 +158,16 @@ class Attached:
 
 def _refused(url: str, reply: Reply) -> SourceError:
     """Return in words why the daemon did not give a snapshot."""
-    said = ""
+    said = stranger = ""
     with suppress(ValueError, LookupError, TypeError, RecursionError):
         said = " ".join(str(json.loads(reply.body)["error"]).split())[:200]
     if reply.kind.startswith("text/plain"):
-        said = " ".join(reply.body[:200].decode("utf-8", "replace").split())
+        stranger = " ".join(reply.body[:200].decode("utf-8", "replace").split())
     if reply.status in (401, 403):
         hint = f"{VARIABLES}_USER and {VARIABLES}_PASSWORD, or [attach] in the configuration"
         return SourceError(Reason.UNAUTHORIZED, f"{url}: not logged in (HTTP {reply.status}); give {hint}")
     if reply.status == 404 and not said:
-        return SourceError(Reason.NOT_FOUND, f"{url}: there is no {PATH} (HTTP 404); is it `gpuwatch serve`?")
+        words = f": {stranger}" if stranger else ""
+        return SourceError(Reason.NOT_FOUND, f"{url}: is no `gpuwatch serve`: there is no {PATH} (HTTP 404{words})")
     reason = Reason.NOT_FOUND if reply.status == 404 else Reason.FAILED
-    return SourceError(reason, f"{url}: {said or f'HTTP {reply.status}'}")
+    return SourceError(reason, f"{url}: {said or stranger or f'HTTP {reply.status}'}")

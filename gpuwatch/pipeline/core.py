@@ -140,11 +140,12 @@ class Pipeline:
 
     def replace_rules(self, rules: RuleSet, time: int) -> None:
         """Go on with other rules at `time` (milliseconds); alerts that both sets have keep their start."""
-        saved = self._engine.saved(time)
-        for target in self._engine.targets:
+        before = self._engine
+        for target in before.targets:
             self.store.mark_stale(target, time)
         self._use_rules(rules)
-        self._engine.restore(saved)
+        self._engine.take_over(before)
+        self._engine.restore(before.saved(time))
 
     def _use_rules(self, rules: RuleSet) -> None:
         self.rules = rules

@@ -104,12 +104,18 @@ class Daemon:
         """Ask for the newest snapshot, or that of a past `time`; log lines before `since` are left out."""
 
         def ask() -> Snapshot:
-            snapshot = self._newest(rules=rules) if time is None else self.live.pipeline.at(time)
+            snapshot = self._newest(rules=rules) if time is None else self._past(time)
             if since is None:
                 return snapshot
             return replace(snapshot, lines=tuple(line for line in snapshot.lines if line.time >= since))
 
         return self.live.questions.put(ask)
+
+    def _past(self, time: int) -> Snapshot:
+        last = self.live.last
+        if last is not None and time > last.time + 1000 * self.config.interval:
+            raise LookupError(f"{time} has not come yet; the newest snapshot is of {last.time}")
+        return self.live.pipeline.at(time)
 
     def _newest(self, *, rules: bool) -> Snapshot:
         """Return the snapshot of the newest tick; made once per tick however many ask."""

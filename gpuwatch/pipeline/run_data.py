@@ -13,28 +13,28 @@ from gpuwatch.clock import SystemClock
 from gpuwatch.diagnosis.context import Facts
 from gpuwatch.diagnosis.ranking import rank
 from gpuwatch.engines.facts import FACTS
-from gpuwatch.engines.log_text import clean, limit, redact
+from gpuwatch.engines.log_text import clean
 from gpuwatch.ledger.reconcile import COMPONENTS
 from gpuwatch.model import NAME, label, name_of
 from gpuwatch.pipeline.config_series import ConfigSeries
 from gpuwatch.pipeline.health import Health
 from gpuwatch.pipeline.replay import Play
+from gpuwatch.pipeline.run_settings import figure_of, settings_of
 from gpuwatch.pipeline.run_windows import SHORTEST_MS, EngineBook, EngineKey, Points, longest_gap, rows_of
 from gpuwatch.pipeline.verdicts import digest, read
 from gpuwatch.recording import Reader
 from gpuwatch.report.data import EngineRun, GpuRun, RunData, Setting
 from gpuwatch.report.svg import clock_text
-from gpuwatch.series import METRICS
 from gpuwatch.sources.derived.ledger import Ledger
 from gpuwatch.sources.files.read import playable
-from gpuwatch.units import age, with_unit
+from gpuwatch.units import age
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from gpuwatch.alerts.rulefile import RuleSet
     from gpuwatch.diagnosis.finding import Finding, NotEnough
-    from gpuwatch.model import Batch, Fact, Labels
+    from gpuwatch.model import Batch, Labels
     from gpuwatch.pipeline.run_windows import Part
     from gpuwatch.recording import Header, Tick
 
@@ -42,7 +42,6 @@ NEAR_PEAK = 0.999
 """The ledger at the peak is that of the last moment with at least this part of the highest use."""
 PEAK_EVERY = 10
 """Ticks between two looks at the ledger while the use stays near its peak."""
-LONGEST_VALUE = 300
 MOST_HOLES = 3
 """Stretches without a sample that are named one by one."""
 
@@ -50,7 +49,6 @@ _USED = ("gpuwatch_gpu_memory_used_high_bytes", "gpuwatch_gpu_memory_used_bytes"
 _GPU_CURVES = {"gpuwatch_gpu_busy_ratio": "busy", "gpuwatch_gpu_power_watts": "power"}
 _FIGURES = ("gpuwatch_engine_config_", "gpuwatch_engine_kv_cache_tokens", "gpuwatch_engine_kv_block_size_tokens")
 _NOT_FIGURES = ("flag_problem", "_unscaled")
-_NOT_SETTINGS = ("model.config", "started", "ready")
 
 
 @dataclass(slots=True)
@@ -98,6 +96,8 @@ class Collector:
         """The last batch of each target that answers."""
         self._told: dict[str, Batch] = {}
         """The last batch of each target, whether it answers now or not."""
+        self._answered: dict[str, int] = {}
+        """When each target answered last, if it does now."""
         self._facts = Facts()
         self._config = ConfigSeries(header.host)
         self._health = Health(header.host, header.interval)
@@ -120,6 +120,7 @@ class Collector:
         for target in tick.forgotten:
             self._health.forget(target)
             self._newest.pop(target, None)
+            self._answered.pop(target, None)
         for batch in tick.batches:
             self._health.update(batch)
             self._config.saw(batch)
@@ -131,6 +132,7 @@ class Collector:
                 self._take_gpus(batch)
             else:
                 self._newest.pop(batch.target, None)
+                self._answered.pop(batch.target, None)
         self._look_at_peaks()
         self._ticks += 1
         self._last, self._last_tick = tick.time + self._shift, tick.time
@@ -210,11 +212,17 @@ class Collector:
         known = self._rows.get(batch.target)
         if known is None or known[0] is not batch.keys:
             known = self._rows[batch.target] = (batch.keys, rows_of(batch))
+        time, before = batch.time + self._shift, self._answered.get(batch.target)
+        self._answered[batch.target] = time
+        new = [engine for engine in known[1] if engine not in self._engines]
+        if new:
+            servers = {engine[0] for engine in self._engines}
+            recent = before if before is not None and time - before <= self._gap else None
+            for engine in new:
+                since = recent if engine[0] not in servers else None
+                self._engines[engine] = EngineBook(self._width, self._gap, since)
         for engine, rows in known[1].items():
-            book = self._engines.get(engine)
-            if book is None:
-                book = self._engines[engine] = EngineBook(self._width, self._gap)
-            book.take(batch.time + self._shift, rows, batch.values)
+            self._engines[engine].take(time, rows, batch.values)
 
     def _take_gpus(self, batch: Batch) -> None:
         known = self._gpu_rows.get(batch.target)
@@ -279,8 +287,8 @@ class Collector:
             version=version,
             tensor_parallel=None if ranks is None else int(ranks),
             limit=None if admitted is None else int(admitted),
-            settings=_settings(facts),
-            figures=tuple(_figure(name, value) for name, value in sorted(figures.items()) if name not in stated),
+            settings=settings_of(facts),
+            figures=tuple(figure_of(name, value) for name, value in sorted(figures.items()) if name not in stated),
             windows=book.windows(),
             curves={name: points.curve() for name, points in book.points.items()},
         )
@@ -357,6 +365,7 @@ def _gpu_run(uuid: str, gpu: _Gpu, config: Batch, at_end: dict[str, tuple[tuple[
         at_peak=_ledger(gpu.at_peak, config).get(uuid, ()),
         at_end=at_end.get(uuid, ()),
         busy=gpu.busy.curve(),
+        busy_mean=gpu.busy.mean,
         power=gpu.power.curve(),
     )
 
@@ -391,30 +400,3 @@ def _ledger(batches: tuple[Batch, ...], config: Batch) -> dict[str, tuple[tuple[
         uuid: tuple((component, parts[component]) for component in COMPONENTS if component in parts)
         for uuid, parts in found.items()
     }
-
-
-def _figure(name: str, value: float) -> Setting:
-    metric = METRICS.get(name)
-    unit = metric.unit if metric is not None else ""
-    shown = name.removeprefix("gpuwatch_engine_").removeprefix("config_")
-    return Setting(shown.replace("_", " "), with_unit(value, unit), metric.help if metric is not None else "")
-
-
-def _settings(facts: dict[str, Fact]) -> tuple[Setting, ...]:
-    """Return launch flags, then what logs and pages told; secrets are cut out."""
-    flags, others = [], []
-    for key, fact in sorted(facts.items()):
-        source = f"{fact.source}:{fact.line}" if fact.line else fact.source
-        if key.startswith("flag."):
-            name = f"--{key.removeprefix('flag.')}"
-            text = redact(clean(name if fact.value is True else f"{name} {fact.value}"))
-            flags.append(Setting(name, limit(text[len(name) :].strip(), LONGEST_VALUE), source))
-        elif key not in _NOT_SETTINGS and not key.startswith("past."):
-            spec = FACTS.get(key)
-            value = with_unit(fact.value, spec.unit) if spec is not None and _is_number(fact.value) else str(fact.value)
-            others.append(Setting(key, limit(redact(clean(f"{key}: {value}"))[len(key) + 2 :], LONGEST_VALUE), source))
-    return (*flags, *others)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

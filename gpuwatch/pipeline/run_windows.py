@@ -83,12 +83,19 @@ class Points:
     def __init__(self) -> None:
         self._times: array[int] = array("q")
         self._values: array[float] = array("d")
+        self._sum = 0.0
 
     def add(self, time: int, value: float) -> None:
         """Keep a sample; one that is no number is left out."""
         if math.isfinite(value):
             self._times.append(time)
             self._values.append(value)
+            self._sum += value
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of all samples, None where there are none. That of a thinned curve is one of extremes."""
+        return self._sum / len(self._values) if self._values else None
 
     def curve(self) -> Curve:
         """Return the curve: all points, or of each stretch the lowest and the highest."""
@@ -109,16 +116,23 @@ class Points:
 
 
 class EngineBook:
-    """Everything that is kept of one engine."""
+    """Everything that is kept of one engine.
 
-    def __init__(self, width_ms: int, gap_ms: int) -> None:
+    Args:
+        width_ms: Length of a window.
+        gap_ms: Most milliseconds between two samples that belong together.
+        since: When the server was last seen without any series of this engine: its counters begin at 0 then. None:
+            they may have counted before.
+    """
+
+    def __init__(self, width_ms: int, gap_ms: int, since: int | None = None) -> None:
         self.points = {name: Points() for name in _GAUGES.values()}
         self.holes: list[tuple[int, int]] = []
         """From and until, where nothing was sampled for longer than `gap_ms`."""
         self._width = width_ms
         self._gap = gap_ms
         self._last: dict[Labels, float] = {}
-        self._seen: int | None = None
+        self._seen = since
         self._known: set[Part] = set()
         self._windows: list[_Sums] = []
 
@@ -136,9 +150,12 @@ class EngineBook:
                 gauges[part[0]] = gauges.get(part[0], 0.0) + value
                 continue
             self._known.add(part)
-            before = self._last.get(labels)
+            if not math.isfinite(value):
+                continue
+            # What was not there in the sample before appears with its first event: it has counted since then.
+            before = self._last.get(labels, 0.0 if self._seen is not None else None)
             self._last[labels] = value
-            if before is not None and value != before and math.isfinite(value):
+            if before is not None and value != before:
                 increase = value - before if value > before else value
                 window.counted[part] = window.counted.get(part, 0.0) + increase
         for name, value in gauges.items():
@@ -149,10 +166,16 @@ class EngineBook:
         window.end = self._seen = time
 
     def windows(self) -> tuple[Window, ...]:
-        """Return the finished windows; the last one only if it is at least half as long as the others."""
+        """Return the finished windows; a last one of less than half the length of the others is part of the one before.
+
+        After a hole there is no neighbour, and it stands alone.
+        """
         done = list(self._windows)
-        if len(done) > 1 and done[-1].end - done[-1].start < self._width / 2:
-            done.pop()
+        if len(done) > 1 and done[-1].end - done[-1].start < self._width / 2 and done[-1].start == done[-2].end:
+            short, before = done.pop(), done.pop()
+            whole = _Sums(before.start, before.end, dict(before.counted), dict(before.gauges))
+            whole.join(short)
+            done.append(whole)
         return tuple(self._finished(window) for window in done if window.end > window.start)
 
     def _window(self, time: int) -> _Sums:

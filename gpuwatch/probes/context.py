@@ -7,28 +7,32 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
+from gpuwatch.probes import truncation
 from gpuwatch.probes.limits import Pool, read_pool
 from gpuwatch.probes.ramp_verdict import findings as pool_findings
 from gpuwatch.probes.result import Result
+from gpuwatch.probes.truncation import Short, fate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from gpuwatch.model import Fact, LogEvent
-    from gpuwatch.probes.client import Reply
+    from gpuwatch.probes.client import Kind, Reply
     from gpuwatch.probes.result import Figure, Value
     from gpuwatch.probes.run import Run
+    from gpuwatch.probes.truncation import Fate
 
 NAME = "context"
 OUTPUT = 8
 BEYOND = 64
 """Tokens over the limit of the request that has to be refused."""
-TEXT_TOLERANCE = 0.1
-"""Share by which text prompts may be off from what their words should cost; random sentences vary less."""
 _ASSUMED = (2048, 8192, 32_768)
 """Lengths that are tried where the server states no limit."""
 _LIMIT = re.compile(r"context length (?:is |\()([0-9]+) tokens")
 """The limit in a refusal: of vLLM ``maximum context length is N tokens``, of SGLang ``context length (N tokens)``."""
+_LOGIN = (401, 403)
+_ENDING = ("failed", "limited")
+"""What ends the probe without ``--to-the-end``: a server with errors of its own is left alone, so that it survives."""
 _EVENTS = ("rope_beyond_native", "rope_key_unknown", "prompt_too_long", "max_model_len_exceeds_kv")
 
 
@@ -59,22 +63,21 @@ class _Try:
     exact: bool
 
     @property
-    def outcome(self) -> str:
+    def outcome(self) -> Fate | Kind:
         reply = self.reply
         if not reply.ok:
             return reply.kind
-        if not reply.token_times and not reply.completion_tokens:
-            return "ignored"
-        counted = reply.prompt_tokens
-        if counted is None:
-            return "not counted"
-        least = self.tokens if self.exact else round(self.tokens * (1 - TEXT_TOLERANCE))
-        return "whole" if counted >= least else "cut"
+        return fate(reply, self.tokens, exact=self.exact)
 
     @property
     def accepted(self) -> bool:
         """Whether the server began to answer."""
         return self.outcome in ("whole", "cut", "not counted", "ignored")
+
+    @property
+    def answered(self) -> bool:
+        """Whether the server took the request or refused it for what it is; a refused login says nothing of it."""
+        return self.accepted or (self.outcome == "refused" and self.reply.status not in _LOGIN)
 
     def row(self) -> dict[str, Value]:
         reply = self.reply
@@ -103,15 +106,15 @@ def probe(run: Run, options: ContextOptions) -> Result:
         if reply.kind == "cancelled":
             break
         tries.append(_Try(what, tokens, reply, run.vocabulary.exact))
-        if reply.kind == "lost" or run.gone.is_set():
+        if reply.kind == "lost" or run.gone.is_set() or (reply.kind in _ENDING and not options.to_the_end):
             break
-    stopped = run.over or _gave_up(tries)
+    stopped = run.over or _gave_up(tries, options)
     accepted = max((each.tokens + OUTPUT for each in tries if each.accepted), default=0)
     found = (
         *pool_findings(run, pool, accepted),
         *_rope(run, wanted, options, accepted),
         *_refused(run, tries, wanted),
-        *_truncation(run, tries, stated),
+        *_truncation(run, tries),
     )
     return Result(
         probe=NAME,
@@ -119,7 +122,7 @@ def probe(run: Run, options: ContextOptions) -> Result:
         started=run.started,
         complete=not stopped,
         stopped_because=stopped,
-        facts=tuple(_facts(run, pool, options)),
+        facts=tuple(_facts(run, pool, tries, options)),
         rows=tuple(each.row() for each in tries),
         findings=found,
         conclusion=tuple(_conclusion(run, wanted, pool, tries, options)),
@@ -142,6 +145,11 @@ def _plan(
     """Yield name and prompt length of the requests: half, full, and over the limit."""
     if wanted is None:
         for number, tokens in enumerate(_ASSUMED, 1):
+            if _beyond(tokens, pool, options):
+                assert pool is not None
+                if pool.usable - OUTPUT >= 1:
+                    yield "as long as fits", pool.usable - OUTPUT
+                return
             yield f"length {number}", tokens
         return
     full = max(1, wanted - OUTPUT)
@@ -155,15 +163,22 @@ def _plan(
         yield "over the limit", stated + BEYOND
 
 
-def _gave_up(tries: list[_Try]) -> str:
+def _beyond(tokens: int, pool: Pool | None, options: ContextOptions) -> bool:
+    """Return whether a prompt of so many tokens is not sent, as it can never fit into the KV pool with its answer."""
+    return pool is not None and not options.to_the_end and tokens + OUTPUT > pool.usable
+
+
+def _gave_up(tries: list[_Try], options: ContextOptions) -> str:
     last = tries[-1].reply if tries else None
-    return (
-        f"the request of {tries[-1].tokens:,} tokens: {last.error}" if last is not None and last.kind == "lost" else ""
-    )
+    if last is None or not (last.kind == "lost" or (last.kind in _ENDING and not options.to_the_end)):
+        return ""
+    more = "; nothing more is sent, so that the server survives" if last.kind == "failed" else ""
+    return f"the request of {tries[-1].tokens:,} tokens: {last.error}{more}"
 
 
-def _facts(run: Run, pool: Pool | None, options: ContextOptions) -> Iterator[Figure]:
+def _facts(run: Run, pool: Pool | None, tries: list[_Try], options: ContextOptions) -> Iterator[Figure]:
     native, printed = options.facts.get("model.context"), options.facts.get("kv.tokens")
+    yield "answered", any(each.answered for each in tries) if tries else None, ""
     yield "max_model_len", run.server.max_model_len, "tokens"
     yield "kv_pool_tokens", pool.tokens if pool else None, "tokens"
     yield "kv_pool_usable_tokens", pool.usable if pool else None, "tokens"
@@ -192,6 +207,8 @@ def _conclusion(
             yield f"The KV pool holds {pool.usable / wanted:.1f} requests of {wanted:,} tokens."
     elif pool is None:
         yield "The size of the KV pool is not known: the server has no metrics page that tells it."
+    elif _beyond(_ASSUMED[-1], pool, options):
+        yield f"The KV pool has room for {pool.usable:,} tokens: longer prompts can never fit, and were not sent."
     bad = _short(tries, wanted)
     if bad is not None and wanted is not None:
         yield f"The length of {wanted:,} is not real: refused at {bad.tokens:,}."
@@ -344,52 +361,12 @@ def _rope(run: Run, wanted: int | None, options: ContextOptions, accepted: int) 
     )
 
 
-def _truncation(run: Run, tries: list[_Try], stated: int | None) -> Iterator[Finding]:
+def _truncation(run: Run, tries: list[_Try]) -> tuple[Finding, ...]:
     """Judge prompts that were cut or ignored without an error."""
-    bad = [each for each in tries if each.outcome in ("cut", "ignored")]
-    if not bad:
-        return
-    worst = bad[-1]
-    counted = worst.reply.prompt_tokens
+    bad = []
+    for each in tries:
+        outcome = each.outcome
+        if outcome in ("cut", "ignored"):
+            bad.append(Short(each.tokens, each.reply.prompt_tokens, "cut" if outcome == "cut" else "ignored"))
     whole = max((each.tokens for each in tries if each.outcome == "whole"), default=None)
-    fate = (
-        "it is accepted and ends without one token"
-        if worst.outcome == "ignored"
-        else f"it is accepted and only {counted or 0:,} tokens of it are read"
-    )
-    evidence = [
-        Evidence(
-            f"sent {each.tokens:,} tokens, the server counts "
-            + ("none" if each.reply.prompt_tokens is None else f"{each.reply.prompt_tokens:,}"),
-            f"{run.server.url}/v1/completions",
-            name="usage.prompt_tokens",
-            value=None if each.reply.prompt_tokens is None else float(each.reply.prompt_tokens),
-            unit="tokens",
-        )
-        for each in bad
-    ]
-    if whole is not None:
-        evidence.append(Evidence(f"a prompt of {whole:,} tokens is counted whole", f"{run.server.url}/v1/completions"))
-    flag = {"vllm": "--max-model-len", "sglang": "--context-length"}.get(run.server.engine, "")
-    yield Finding(
-        id="silent_truncation",
-        severity="warning",
-        title="Prompts are cut or ignored without an error",
-        cause=f"A prompt of {worst.tokens:,} tokens gets no error: {fate}.",
-        confidence=0.95 if worst.exact else 0.85,
-        evidence=tuple(evidence),
-        advice=(
-            Advice(
-                "accept the length that is sent",
-                flag,
-                None if stated is None else str(stated),
-                str(worst.tokens + OUTPUT),
-            ),
-            Advice(
-                "or have longer prompts refused: without --allow-auto-truncate"
-                if run.server.engine == "sglang"
-                else "or shorten prompts, and compare usage.prompt_tokens with what was sent"
-            ),
-        ),
-        since=int(run.started * 1000),
-    )
+    return truncation.finding(run, bad, whole, OUTPUT)

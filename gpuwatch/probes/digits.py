@@ -15,7 +15,7 @@ from gpuwatch.probes.client import ProbeError
 from gpuwatch.probes.digits_verdict import Baseline, Versus, conclude
 from gpuwatch.probes.haystack import record, seeded
 from gpuwatch.probes.limits import read_pool
-from gpuwatch.probes.questions import ANSWER_TOKENS, Planned, Tally, ask_planned, scale
+from gpuwatch.probes.questions import Planned, Tally, answer_tokens, ask_planned, scale
 from gpuwatch.probes.scoring import judge, recall
 
 if TYPE_CHECKING:
@@ -123,7 +123,9 @@ def _plan(columns: Mapping[int, Column], sentences: int, seed: int, trial: int) 
 
 def _planned(column: Column, sentences: int, length: int, seed: int, trial: int) -> Planned:
     def take(question: Question, reply: Reply) -> None:
-        judged = column.tally.take(reply, lambda answer: judge(answer, question.expected, question.others))
+        judged = column.tally.take(
+            reply, lambda answer: judge(answer, question.expected, question.others), answer_tokens(length)
+        )
         if judged is not None:
             column.answers[trial] = recall(reply.text, question.expected)
 
@@ -136,20 +138,25 @@ def _sentences(run: Run, options: DigitsOptions, second: Run | None, earlier: Ba
     texts = scale(run, lambda count: record(seeded("digits", run.seed, "scale"), count, longest, RECORDS).prompt)
     sentences = texts.sentences(options.tokens) if earlier is None else earlier.sentences
     for side in [run, *([second] if second is not None else [])]:
-        _check_room(side, texts.tokens(sentences))
+        _check_room(side, texts.tokens(sentences), answer_tokens(longest))
     return sentences, texts.counted
 
 
-def _check_room(run: Run, tokens: float) -> None:
+def _check_room(run: Run, tokens: float, answer: int) -> None:
     """Refuse a text that the server does not take, or that would wait for ever as the KV pool has no room for it.
+
+    Args:
+        run: Where it is to be sent.
+        tokens: Length of the text.
+        answer: Tokens that the answer may have.
 
     Raises:
         ProbeError: it is too long.
     """
     pool, limit = read_pool(run.metrics(), run.server.engine), run.server.max_model_len
-    if limit is not None and tokens > limit:
-        why = f"the server takes {limit:,}"
-    elif pool is not None and tokens + ANSWER_TOKENS > pool.usable:
+    if limit is not None and tokens + answer > limit:
+        why = f"the server takes {limit:,}, answer included"
+    elif pool is not None and tokens + answer > pool.usable:
         why = f"the KV pool has room for {pool.usable:,}, answer included"
     else:
         return

@@ -11,6 +11,7 @@ from gpuwatch.probes.questions import Tally, failures_sentence, listed
 from gpuwatch.probes.result import Result
 from gpuwatch.probes.scoring import ENOUGH
 from gpuwatch.probes.statistics import Share, mcnemar, wilson
+from gpuwatch.units import percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from gpuwatch.probes.result import Figure, Value
     from gpuwatch.probes.run import Run
 
+SCHEMA = 1
+"""The only form of a saved result that there is."""
+MOST_SENTENCES = 10_000_000
+"""More than the longest context holds."""
 CERTAIN = 0.05
 """Chance below which a difference between two endpoints is called one."""
 OWN_TYPES = frozenset({"auto", "bfloat16", "float16", "bf16", "fp16", "half", "float32", "float"})
@@ -58,18 +63,23 @@ def read_baseline(name: str, document: Any) -> Baseline:
     try:
         if document["probe"] != "digits":
             raise ProbeError(f"--baseline {name}: a result of probe {document['probe']}; expected one of probe digits")
+        if document["schema"] != SCHEMA:
+            raise ProbeError(f"--baseline {name}: schema {str(document['schema'])[:20]}; allowed: {SCHEMA}")
         facts = {fact["name"]: fact["value"] for fact in document["facts"]}
         outcomes = {int(row["digits"]): str(row["outcomes"]) for row in document["rows"]}
+        sentences = int(facts["sentences"])
+        if not 0 <= sentences <= MOST_SENTENCES:
+            raise ProbeError(f"--baseline {name}: {facts['sentences']} sentences; allowed: 0 to {MOST_SENTENCES:,}")
         return Baseline(
             name,
             str(document["server"]["model"]),
             str(facts["kv_dtype"] or ""),
             int(facts["seed"]),
             int(facts["records"]),
-            int(facts["sentences"]),
+            sentences,
             outcomes,
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         raise ProbeError(f"--baseline {name}: not the JSON of gpuwatch probe digits") from None
 
 
@@ -260,7 +270,7 @@ def _against(pairs: Pairs, versus: Versus, found: bool) -> list[str]:
         return [f"Better than the baseline: {shown}."]
     most = wilson(pairs.only_there, pairs.total)[1]
     text = f"No difference to the baseline is seen: {shown}. "
-    return [text + f"A loss of up to {most * 100:.0f} % of the questions could go unnoticed; more --trials narrow it."]
+    return [text + f"A loss of up to {percent(most)} of the questions could go unnoticed; more --trials narrow it."]
 
 
 def quantised(kv_dtype: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwatch.units import percent
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -44,6 +46,8 @@ def heat_map(
         for column in columns:
             share = cells.get((column, row))
             ratio = share.ratio if share is not None else None
-            line += "   " + shade(ratio) + (f"{ratio * 100:.0f}" if ratio is not None else "-").rjust(CELL - 5)
+            line += (
+                "   " + shade(ratio) + (percent(ratio).removesuffix(" %") if ratio is not None else "-").rjust(CELL - 5)
+            )
         lines.append(line)
     return tuple(lines)

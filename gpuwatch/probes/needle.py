@@ -115,12 +115,13 @@ def probe(run: Run, options: NeedleOptions) -> Result:
     pool, limit = read_pool(run.metrics(), run.server.engine), run.server.max_model_len
     lengths = usable_lengths(options.lengths, limit, pool)
     texts = scale(run, lambda sentences: _question(run, options, Spot(0, sentences, 0.5, 0)).prompt)
+    depths = dict(reversed([(round(depth * 100), depth) for depth in options.depths])).values()  # one cell, one depth
     grid = Grid.of(lengths, options.depths)
     plan: list[Callable[[], Planned]] = [
         partial(_plan, run, options, grid.control, Spot(0, 0, 0.5, trial)) for trial in range(2 * options.trials)
     ]
     for trial in range(options.trials):
-        for length, depth in itertools.product(lengths, options.depths):
+        for length, depth in itertools.product(lengths, sorted(depths)):
             tally = grid.cells[length, round(depth * 100)]
             plan.append(partial(_plan, run, options, tally, Spot(length, texts.sentences(length), depth, trial)))
     complete = ask_planned(run, plan, options.concurrency)

@@ -81,6 +81,8 @@ class Bench:
     pool: Pool | None
     base: Units
     cases: list[Case] = field(default_factory=list)
+    single: set[int] = field(default_factory=set)
+    """Places of the cases of one request, of which what should be found follows from the size of a block."""
     smallest: int | None = None
     step: int | None = None
     steps: int = 24
@@ -111,7 +113,17 @@ class Bench:
         tokens = seen.tokens
         if best is None and shared is not None and tokens is not None and requests == 1:
             best = expected(shared, tokens, self.size)
+            self.single.add(len(self.cases))
         self.cases.append(Case(name, tokens, shared, best, seen.cached, seen.ttft, seen.detail, refused=seen.refused))
+
+    def measured(self) -> tuple[Case, ...]:
+        """Return the cases by the size of a block that was measured in the end: early ones were noted without it."""
+        return tuple(
+            replace(case, best=expected(case.shared, case.tokens, self.size))
+            if place in self.single and case.shared is not None and case.tokens is not None
+            else case
+            for place, case in enumerate(self.cases)
+        )
 
     def skip(self, name: str, why: str) -> None:
         """Note that a case was not tried."""
@@ -132,7 +144,9 @@ def probe(run: Run, options: PrefixOptions) -> Result:
     bench = _bench(run, options)
     first = bench.case("first time", bench.base, 0)
     if first.refused:
-        raise ProbeError(f"{run.server.url}: a prompt of {len(bench.base):,} tokens was not answered: {first.detail}")
+        raise ProbeError(
+            f"{run.server.url}: a prompt of {len(bench.base):,} tokens was not answered: {first.detail}", 3
+        )
     _same(bench)
     for step in _STEPS if any(case.cached for case in bench.cases) else ():
         if run.over:
@@ -142,7 +156,7 @@ def probe(run: Run, options: PrefixOptions) -> Result:
     stopped = run.over
     run.report(len(bench.cases), len(bench.cases), "done")
     measured = Measured(
-        cases=tuple(_nothing_said(case, bench) for case in bench.cases),
+        cases=tuple(_nothing_said(case, bench) for case in bench.measured()),
         block=bench.block,
         step=bench.step,
         smallest=bench.smallest,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.finding import Advice
+from gpuwatch.units import percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +76,7 @@ def parted(parting: Parting, tokens: int | None) -> str:
     """Return where two prompts part, as the rest of a sentence; `tokens` are those that they share."""
     if parting.same:
         return "are the same text"
-    after = "" if tokens is None else f", after {tokens:,} tokens"
+    after = "" if tokens is None else f", after {tokens:,} token{'' if tokens == 1 else 's'}"
     return f"part at line {parting.line:,}, column {parting.column:,}{after}"
 
 
@@ -85,5 +86,5 @@ def moving(parting: Parting) -> Iterator[Advice]:
         return
     yield Advice(
         f"in your prompts: move what differs at line {parting.line:,}, column {parting.column:,} to the end; behind "
-        f"it, {parting.common * 100:.0f} % of the text is the same in both, and is computed again each time"
+        f"it, {percent(parting.common)} of the text is the same in both, and is computed again each time"
     )

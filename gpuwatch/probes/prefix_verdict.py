@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
 from gpuwatch.probes.prefix_own import moving, parted
 from gpuwatch.probes.result import Result
+from gpuwatch.units import percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -211,7 +212,7 @@ def _conclusion(measured: Measured, answer: str) -> Iterator[str]:
 def _of(case: Case) -> str:
     if case.cached is None or case.tokens is None:
         return "an unknown part"
-    return f"{case.cached:,} of {case.tokens:,} tokens ({case.cached / case.tokens * 100:.0f} %)"
+    return f"{case.cached:,} of {case.tokens:,} tokens ({percent(case.ratio)})"
 
 
 def _faster(measured: Measured) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuwatch.probes.scoring import Outcome
 
 ANSWER_TOKENS = 48
-"""Tokens of an answer: a number of 20 digits, one token each, and a few words."""
+"""Tokens of an answer: a number of 20 digits, one token each, with a sign between them or a few words."""
 SHORTEST = 1024
 ASSUMED_LIMIT = 8192
 """Tokens of the longest request where the server does not say it."""
@@ -32,6 +32,11 @@ CALIBRATION = (8, 72)
 """Sentences of the two prompts that tell how many tokens a sentence has; fewer where the server takes less."""
 _USUAL_WORDS = 11.5
 """Words of an average sentence of the filler, for servers that count nothing."""
+
+
+def answer_tokens(digits: int) -> int:
+    """Return the tokens that the answer to a question for a number of so many digits may have."""
+    return max(ANSWER_TOKENS, 2 * digits + 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ def scale(run: Run, make: Callable[[int], str]) -> Scale:
         per_sentence = (long - short) / (many - few)
         return Scale(per_sentence, max(0.0, short - few * per_sentence), counted=True)
     if not any(reply.ok for reply in replies) and not run.over:
-        raise ProbeError(f"{run.server.url}: {replies[0].error or 'no answer'}", 3 if replies[0].kind == "lost" else 2)
+        raise ProbeError(f"{run.server.url}: {replies[0].error or 'no answer'}", 3)
     return Scale(usual, 60.0, counted=False)
 
 
@@ -172,15 +177,15 @@ class Tally:
         """Median seconds to the first token."""
         return median(self.ttft) if self.ttft else None
 
-    def take(self, reply: Reply, outcome: Callable[[str], Outcome]) -> Outcome | None:
-        """Count one reply; `outcome` judges its text. None: it was cancelled or failed."""
+    def take(self, reply: Reply, outcome: Callable[[str], Outcome], most: int = ANSWER_TOKENS) -> Outcome | None:
+        """Count one reply; `outcome` judges its text, for which `most` tokens were asked. None: cancelled or failed."""
         if reply.kind == "cancelled":
             return None
         if reply.prompt_tokens is not None:
             self.tokens.append(reply.prompt_tokens)
         if reply.ttft is not None:
             self.ttft.append(reply.ttft)
-        ran_on = len(reply.token_times) > ANSWER_TOKENS  # the server ignores max_tokens; the answer is there
+        ran_on = len(reply.token_times) > most  # the server ignores max_tokens; the answer is there
         if not reply.ok and not ran_on:
             self.failed[reply.kind] += 1
             self.error = reply.error
@@ -219,7 +224,7 @@ def ask_planned(
             return False
         run.report(done + start, total, "questions")
         batch = [make() for make in plan[start : start + size]]
-        asks = [run.make(planned.question.prompt, ANSWER_TOKENS) for planned in batch]
+        asks = [run.make(each.question.prompt, answer_tokens(len(each.question.expected))) for each in batch]
         for planned, reply in zip(batch, run.ask_all(asks, concurrency), strict=True):
             planned.take(planned.question, reply)
     run.report(done + len(plan), total, "questions")

@@ -6,18 +6,22 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from gpuwatch.probes import truncation
 from gpuwatch.probes.client import ProbeError
 from gpuwatch.probes.limits import read_pool
 from gpuwatch.probes.ramp_verdict import advice, conclusion, expected, findings
 from gpuwatch.probes.result import Result
+from gpuwatch.probes.truncation import Short
 from gpuwatch.probes.wave import DANGEROUS, MOST_HELD, wave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpuwatch.diagnosis.finding import Finding
     from gpuwatch.probes.limits import Pool
     from gpuwatch.probes.result import Figure
     from gpuwatch.probes.run import Run
+    from gpuwatch.probes.truncation import Fate
     from gpuwatch.probes.wave import Point
 
 NAME = "ramp"
@@ -78,7 +82,7 @@ class Search:
     @property
     def measured(self) -> bool:
         """Whether at least one request was answered."""
-        return any(point.ttft is not None for point in self.points)
+        return any(point.ttft is not None or point.outcome == "ignored" for point in self.points)
 
     def limited_to(self, running: float | None) -> bool:
         """Return whether a wave with room in the pool had no more requests running: then the pool is not the limit."""
@@ -243,10 +247,25 @@ def probe(run: Run, options: RampOptions) -> Result:
         stopped_because=ramp.stopped,
         facts=tuple(_facts(ramp, searches)),
         rows=tuple(point.row(ramp.gpu_before) for point in points),
-        findings=findings(run, pool, max((p.prompt_tokens + options.output for p in points if p.begun), default=0)),
+        findings=(
+            *findings(run, pool, max((p.prompt_tokens + options.output for p in points if p.begun), default=0)),
+            *_truncation(run, points, options.output),
+        ),
         conclusion=tuple(conclusion(ramp, searches)),
         advice=tuple(advice(ramp, searches)),
     )
+
+
+def _truncation(run: Run, points: list[Point], output: int) -> tuple[Finding, ...]:
+    """Judge prompts that were cut or ignored without an error, by the shortest of them at each concurrency."""
+    shortest: dict[int, Short] = {}
+    for point in points:
+        known = shortest.get(point.concurrency)
+        if point.outcome in ("cut", "ignored") and (known is None or point.prompt_tokens < known.sent):
+            kind: Fate = "cut" if point.outcome == "cut" else "ignored"
+            shortest[point.concurrency] = Short(point.prompt_tokens, point.counted_tokens, kind)
+    whole = max((point.prompt_tokens for point in points if point.begun and point.counted_tokens), default=None)
+    return truncation.finding(run, list(shortest.values()), whole, output)
 
 
 def _check_room(run: Run, options: RampOptions, pool: Pool | None) -> None:

@@ -28,6 +28,8 @@ def expected(ramp: Ramp, concurrency: int) -> int | None:
 _HOW = {
     "queued": "the requests no longer fit into the KV pool at the same time",
     "preempted": "requests were thrown out of the KV pool and computed again",
+    "cut": "the server reads a part of the prompt only, without an error",
+    "ignored": "the server ignores the prompt, without an error",
     "refused": "the server refuses it",
     "timeout": "no answer came in time",
     "failed": "the server failed",

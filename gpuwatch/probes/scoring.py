@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -12,26 +13,50 @@ if TYPE_CHECKING:
 Outcome: TypeAlias = Literal["right", "other", "wrong", "none"]
 """The number asked for; another number of the prompt; a number that is nowhere in the prompt; no number."""
 
-# In this order: thousands (4,821,937 or 4 821 937), digits one by one (4 8 2 1), plain and hyphenated (4821-937).
 ENOUGH = 0.9
 """Share of right answers from which a length is said to be read, and an order to be respected."""
-_NUMBER = re.compile(
-    r"[0-9]{1,3}([,. '\u2019_\u00a0\u202f])[0-9]{3}(?:\1[0-9]{3})*(?![0-9])"
-    r"|[0-9](?:[ -][0-9])+(?![0-9])"
-    r"|[0-9]+(?:-[0-9]+)*"
-)
+THOUSAND = 3
+"""Digits of a group of thousands."""
+LARGEST_GROUP = 5
+"""Digits of a group at most, of those in which numbers are written: 4821 9370, 48219 37012."""
 _SEPARATORS = re.compile(r"[^0-9]")
+
+
+_DIGIT = re.compile(r"[0-9]")
+
+
+@lru_cache(maxsize=8)
+def _readings(largest: int) -> tuple[re.Pattern[str], ...]:
+    """Return patterns of the ways to write a number, with groups of at most `largest` digits.
+
+    In this order: thousands (4,821,937 or 4 821 937), groups of one other size, whole from the right (482 1937) or from
+    the left (4821 937) with one separator throughout, digits one by one (4 8 2 1), plain and hyphenated (4821-937). A
+    point separates thousands only: otherwise it makes fractions, versions and dates.
+    """
+    marks = "'\u2019_\u00a0\u202f"
+    ways = []
+    for size in (size for size in (THOUSAND, 4, 2, 5) if size <= largest):
+        sign = f"([,. {marks}])" if size == THOUSAND else f"([, {marks}])"
+        ways.append(rf"[0-9]{{1,{size}}}{sign}[0-9]{{{size}}}(?:\1[0-9]{{{size}}})*")
+        ways.append(rf"[0-9]{{{size}}}{sign}(?:[0-9]{{{size}}}\1)*[0-9]{{1,{size - 1}}}")
+    ways += [rf"[0-9](, |[, {marks}])[0-9](?:\1[0-9])*", r"[0-9](?:[ -][0-9])+", r"[0-9]+(?:-[0-9]+)*"]
+    return tuple(re.compile(f"{way}(?![0-9])") for way in ways)
 
 
 def first_number(answer: str, digits: int) -> str:
     """Return the first number of `answer` without separators, or an empty text where there is none.
 
-    Numbers with less than half of `digits` digits are passed over: they count a list or name a date.
+    Where digits can be read as a number in several ways, the one with `digits` digits counts. Numbers with less than
+    half of them are passed over: they count a list or name a date.
     """
-    for found in _NUMBER.finditer(answer):
-        number = _SEPARATORS.sub("", found.group())
+    readings, place = _readings(min(LARGEST_GROUP, digits - 1)), 0
+    while (start := _DIGIT.search(answer, place)) is not None:
+        found = [match for way in readings if (match := way.match(answer, start.start())) is not None]
+        numbers = [_SEPARATORS.sub("", match.group()) for match in found]
+        number = next((number for number in numbers if len(number) == digits), numbers[0])
         if 2 * len(number) >= digits:
             return number
+        place = found[0].end()
     return ""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gpuwatch.units import percent
+
 Z95 = 1.959963984540054
 """Standard normal quantile of a two-sided 95 % interval."""
 
@@ -58,8 +60,8 @@ class Share:
         """Return such as ``24 of 25 (96 %, 80 to 99 %)``; the interval is Wilson's at 95 %."""
         if not self.of:
             return "not measured"
-        low, high = (round(end * 100) for end in wilson(self.hits, self.of))
-        return f"{self.hits} of {self.of} ({self.hits / self.of * 100:.0f} %, {low} to {high} %)"
+        low, high = (percent(end).removesuffix(" %") for end in wilson(self.hits, self.of))
+        return f"{self.hits} of {self.of} ({percent(self.hits / self.of)}, {low} to {high} %)"
 
 
 def mcnemar(only_first: int, only_second: int) -> float:

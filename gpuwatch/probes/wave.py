@@ -11,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gpuwatch.probes.meter import Peaks, watched
+from gpuwatch.probes.truncation import fate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,11 +23,25 @@ if TYPE_CHECKING:
     from gpuwatch.probes.run import Run
 
 Outcome: TypeAlias = Literal[
-    "ok", "sequences", "queued", "preempted", "refused", "timeout", "limited", "failed", "lost", "stopped"
+    "ok",
+    "sequences",
+    "queued",
+    "preempted",
+    "cut",
+    "ignored",
+    "refused",
+    "timeout",
+    "limited",
+    "failed",
+    "lost",
+    "stopped",
 ]
-"""sequences: not all ran at the same time although the pool had room; queued: it had none; stopped: by the probe."""
+"""sequences: not all ran at the same time although the pool had room; queued: it had none; stopped: by the probe.
 
-BROKEN = frozenset({"queued", "preempted", "refused", "timeout", "failed", "lost"})
+cut: fewer prompt tokens were counted than were sent; ignored: an answer without one token.
+"""
+
+BROKEN = frozenset({"queued", "preempted", "cut", "ignored", "refused", "timeout", "failed", "lost"})
 DANGEROUS = frozenset({"failed", "lost"})
 MOST_HELD = 1024
 """Tokens that a request generates at most while it waits for the others."""
@@ -38,7 +53,8 @@ LINGER_SECONDS = 0.5
 class Point:
     """What one wave measured. None: not measured or not told. Times in seconds, rates in tokens per second.
 
-    `held_tokens` are prompt and generated tokens of the longest request.
+    `held_tokens` are prompt and generated tokens of the longest request, `counted_tokens` the least prompt tokens that
+    the server counted of a request.
     """
 
     concurrency: int
@@ -57,6 +73,7 @@ class Point:
     gpu_bytes: float | None = None
     gpu_size: float | None = None
     cached_tokens: int | None = None
+    counted_tokens: int | None = None
 
     @property
     def broken(self) -> bool:
@@ -74,6 +91,7 @@ class Point:
         row: dict[str, Value] = {
             "concurrency": self.concurrency,
             "prompt_tokens": self.prompt_tokens,
+            "counted_tokens": self.counted_tokens,
             "outcome": self.outcome,
             "ttft_s": self.ttft,
             "ttft_max_s": self.ttft_most,
@@ -200,7 +218,7 @@ def wave(run: Run, tokens: int, concurrency: int, output: int, *, room: int, poo
     if before is not None and after is not None:
         first, last = before.total("preemptions_total"), after.total("preemptions_total")
         preempted = None if first is None or last is None else max(0, round(last - first))
-    return judge(replies, tokens, peaks, preempted=preempted, pool=pool, over=run.over)
+    return judge(replies, tokens, peaks, preempted=preempted, pool=pool, over=run.over, exact=run.vocabulary.exact)
 
 
 def judge(
@@ -211,15 +229,16 @@ def judge(
     preempted: int | None,
     pool: Pool | None,
     over: str = "",
+    exact: bool = False,
 ) -> Point:
-    """Return what the replies of one wave say together."""
-    outcome, detail = _outcome(replies, tokens, peaks, preempted, pool, over=over)
+    """Return what the replies of one wave say together; `exact`: prompts had `tokens` tokens, not about so many."""
+    outcome, detail = _outcome(replies, tokens, peaks, preempted, pool, over=over, exact=exact)
     good = [reply for reply in replies if reply.ok and reply.first_token is not None]
     ttfts = [reply.ttft for reply in good if reply.ttft is not None]
     started = min((reply.started for reply in good), default=0.0)
     first_tokens = max((reply.first_token for reply in good if reply.first_token is not None), default=0.0) - started
     counted = [reply.prompt_tokens for reply in good if reply.prompt_tokens is not None]
-    length = round(median(counted)) if counted else tokens
+    length = round(median(counted)) if counted and outcome not in ("cut", "ignored") else tokens
     rates = [rate for reply in good if (rate := reply.decode_rate) is not None]
     seconds = max((reply.ended for reply in good), default=started) - started
     fullest = max(peaks.gpu_memory.values(), default=None)
@@ -243,11 +262,19 @@ def judge(
         gpu_bytes=fullest[0] if fullest else None,
         gpu_size=fullest[1] if fullest else None,
         cached_tokens=max((reply.cached_tokens for reply in good if reply.cached_tokens is not None), default=None),
+        counted_tokens=min(counted, default=None),
     )
 
 
 def _outcome(
-    replies: Sequence[Reply], tokens: int, peaks: Peaks, preempted: int | None, pool: Pool | None, *, over: str
+    replies: Sequence[Reply],
+    tokens: int,
+    peaks: Peaks,
+    preempted: int | None,
+    pool: Pool | None,
+    *,
+    over: str,
+    exact: bool,
 ) -> tuple[Outcome, str]:
     for kind in ("lost", "failed", "refused", "timeout", "limited"):
         bad = [reply for reply in replies if reply.kind == kind]
@@ -256,6 +283,13 @@ def _outcome(
             return kind, share + bad[0].error
     if over or any(not reply.ok for reply in replies):
         return "stopped", over or "not all requests were sent"
+    return _unread(replies, tokens, exact=exact) or _held(replies, tokens, peaks, preempted, pool)
+
+
+def _held(
+    replies: Sequence[Reply], tokens: int, peaks: Peaks, preempted: int | None, pool: Pool | None
+) -> tuple[Outcome, str]:
+    """Return whether requests that were all answered were in the KV pool at the same time."""
     if preempted:
         return "preempted", f"{preempted} preemption{'s' if preempted > 1 else ''}"
     if len(replies) == 1 or _together(replies):
@@ -264,6 +298,21 @@ def _outcome(
         most = "" if peaks.running is None else f", at most {peaks.running:.0f} ran"
         return "sequences", f"not all ran at the same time although the KV pool had room{most}"
     return "queued", "not all were in the KV pool at the same time"
+
+
+def _unread(replies: Sequence[Reply], tokens: int, *, exact: bool) -> tuple[Outcome, str] | None:
+    """Return what happened to prompts that the server accepted without reading them whole, None where it read all."""
+    fates = [fate(reply, tokens, exact=exact) for reply in replies]
+    kinds: tuple[Literal["ignored", "cut"], ...] = ("ignored", "cut")
+    for kind in kinds:
+        if kind not in fates:
+            continue
+        share = "" if len(replies) == 1 else f"{fates.count(kind)} of {len(replies)}: "
+        if kind == "ignored":
+            return kind, f"{share}an answer without one token"
+        counted = min(reply.prompt_tokens for reply in replies if reply.prompt_tokens is not None)
+        return kind, f"{share}sent {tokens:,} tokens, the server counts {counted:,}"
+    return None
 
 
 def _together(replies: Sequence[Reply]) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.diagnosis.finding import Finding, NotEnough
 from gpuwatch.report.document import Document, Figure, FindingBlock, Heading, Items, Table, Text
 from gpuwatch.report.figures import added_seconds, for_plot, quantile, rate
+from gpuwatch.report.load import shown, summary
 from gpuwatch.report.run_report import FOOT, when
 from gpuwatch.report.scaling import Scaling, poor, scaling
 from gpuwatch.report.svg import Line, plot
@@ -122,15 +124,21 @@ def _row_json(row: Row) -> dict[str, Any]:
     return {
         "name": row.name,
         "unit": row.unit,
-        "baseline": value_of(row, 0),
-        "value": value_of(row, 1),
-        "difference": None if known is None else known.difference,
+        "baseline": _value_json(row, 0),
+        "value": _value_json(row, 1),
+        "difference": None if known is None or math.isinf(known.difference) else known.difference,
         "relative": None if known is None else known.relative,
         "low": None if known is None else known.low,
         "high": None if known is None else known.high,
         "p": row.raised,
         "verdict": row.verdict,
     }
+
+
+def _value_json(row: Row, which: int) -> float | str | None:
+    """Return a figure; one above the highest bucket is the text ``+Inf``."""
+    value = value_of(row, which)
+    return "+Inf" if value is not None and math.isinf(value) else value
 
 
 def _scaling_json(gain: Scaling) -> dict[str, Any]:
@@ -154,13 +162,31 @@ def not_compared(pairs: Sequence[Versus]) -> str:
 
 
 def _judged(pair: Versus) -> bool:
-    return any(row.verdict in ("better", "worse", "no difference shown") for row in pair.rows if row.name in LEADING)
+    return any(row.verdict in ("better", "worse", "no difference shown") for row in _leading(pair))
+
+
+def _leading(pair: Versus) -> list[Row]:
+    """Return the figures that the first sentence names; where a quantile cannot be judged, the mean stands for it.
+
+    Where none of them differs and others do, those are named as well: no difference of the table is passed over.
+    """
+    by_name = {row.name: row for row in pair.rows}
+    found = []
+    for name in LEADING:
+        row, mean = by_name.get(name), by_name.get(name.replace(" p95", " mean"))
+        row = mean if row is not None and row.verdict == "n/a" and mean is not None else row
+        found += [row] if row is not None else []
+    if not any(row.verdict in ("better", "worse") for row in found):
+        found += [row for row in pair.rows if row.verdict in ("better", "worse") and row not in found]
+    return found
 
 
 def _verdict(first: str, second: str, pair: Versus) -> list[Block]:
-    leading = [row for row in pair.rows if row.name in LEADING]
+    leading = _leading(pair)
     better = [row for row in leading if row.verdict == "better"]
     worse = [row for row in leading if row.verdict == "worse"]
+    alike = [row for row in leading if row.verdict == "no difference shown"]
+    short = [row for row in leading if row.verdict == "too short to say"]
     words = ", ".join(f"{row.name} {_difference(row)}" for row in (*better, *worse))
     if better and not worse:
         text, tone = f"{second} is better than {first}: {words}.", "good"
@@ -168,14 +194,23 @@ def _verdict(first: str, second: str, pair: Versus) -> list[Block]:
         text, tone = f"{second} is worse than {first}: {words}.", "critical"
     elif better:
         text, tone = f"{second} is better than {first} in some figures and worse in others: {words}.", "warning"
-    elif any(row.verdict == "no difference shown" for row in leading):
-        text, tone = f"No difference between {first} and {second} is shown. {_could_hide(leading)}", "info"
+    elif alike:
+        which = f" in {_listed([row.name for row in alike])}" if short else ""
+        text = f"No difference between {first} and {second} is shown{which}. {_could_hide(alike)}".strip()
+        tone = "warning" if short else "info"
     else:
         text, tone = f"{second} cannot be compared with {first}: too little work in at least one of them.", "warning"
+    if short and (better or worse or alike):
+        unsure = ", ".join(f"{row.name} {_difference(row)}" for row in short)
+        text += f" Too short to say whether this is more than chance: {unsure}."
     found: list[Block] = [Text(text, tone)]
     if pair.cautions and (better or worse):
         found.append(Text(f"With care: {pair.cautions[0]}", "warning"))
     return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
 def _could_hide(rows: Sequence[Row]) -> str:
@@ -191,6 +226,8 @@ def _difference(row: Row) -> str:
     known = row.comparison
     if known is None:
         return NONE
+    if math.isinf(known.difference):
+        return " → ".join(shown(value_of(row, which), row.unit) for which in (0, 1))
     if known.relative:
         bounds = (
             "" if known.low is None or known.high is None else f" ({_percent(known.low)} to {_percent(known.high)})"
@@ -207,22 +244,22 @@ def _percent(value: float) -> str:
 
 
 def _table(first: str, second: str, rows: Sequence[Row]) -> Table:
-    shown = [row for row in rows if row.first is not None or row.second is not None]
+    known = [row for row in rows if row.first is not None or row.second is not None]
     return Table(
         ("", first, second, "difference (95 %)", "p", "verdict"),
         tuple(
             (
                 row.name,
-                with_unit(value_of(row, 0), row.unit),
-                with_unit(value_of(row, 1), row.unit),
+                shown(value_of(row, 0), row.unit),
+                shown(value_of(row, 1), row.unit),
                 _difference(row),
                 NONE if row.raised is None else f"{row.raised:.3f}" if row.raised >= 0.001 else "<0.001",
                 "" if row.comparison is not None and row.raised is None and row.verdict == "n/a" else row.verdict,
             )
-            for row in shown
+            for row in known
         ),
         numbers_from=1,
-        tones=tuple(row.verdict if row.verdict in ("better", "worse") else "" for row in shown),
+        tones=tuple(row.verdict if row.verdict in ("better", "worse") else "" for row in known),
     )
 
 
@@ -234,7 +271,7 @@ def _levels(first: str, second: str, pair: Versus) -> list[Block]:
     for level in pair.levels:
         for row in level.rows:
             if row.comparison is not None:
-                values = (with_unit(value_of(row, which), row.unit) for which in (0, 1))
+                values = (shown(value_of(row, which), row.unit) for which in (0, 1))
                 rows.append((level.text, row.name, *values, _difference(row), row.verdict))
                 tones.append(row.verdict if row.verdict in ("better", "worse") else "")
     head = ("requests running", "", first, second, "difference (95 %)", "verdict")
@@ -309,7 +346,8 @@ def _plots(names: Sequence[str], runs: Sequence[RunData]) -> list[Block]:
             lines.append(Line(name, tuple((x, y) for x, y in pairs if y is not None)))
         if any(line.points for line in lines):
             legend = tuple((f"c{index % 8}", line.label) for index, line in enumerate(lines))
-            found.append(Figure(title, plot(lines, unit, span, title=title), legend))
+            text = tuple((line.label, summary(line, unit)) for line in lines if line.points)
+            found.append(Figure(title, plot(lines, unit, span, title=title), legend, text))
     return [Heading("Over time, since each run began to work"), *found] if found else []
 
 

@@ -114,7 +114,8 @@ class EngineRun:
 class GpuRun:
     """One GPU. Memory in bytes; `peak` is the highest use that was seen, at 10 Hz where the samples have it.
 
-    `at_peak` and `at_end` divide the memory by what it is for, in the order of the memory ledger.
+    `at_peak` and `at_end` divide the memory by what it is for, in the order of the memory ledger. `busy_mean` (0-1) is
+    the mean of all samples; the curves are thinned to their extremes.
     """
 
     index: str
@@ -129,6 +130,7 @@ class GpuRun:
     at_end: tuple[tuple[str, float], ...] = ()
     busy: Curve = field(default_factory=Curve)
     power: Curve = field(default_factory=Curve)
+    busy_mean: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

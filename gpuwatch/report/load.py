@@ -6,7 +6,17 @@ import math
 from typing import TYPE_CHECKING
 
 from gpuwatch.report.document import Figure, Heading, Table, Text
-from gpuwatch.report.figures import SHORTEST_RATE, added_seconds, for_plot, levels, mean, merged, quantile, rate
+from gpuwatch.report.figures import (
+    SHORTEST_POINT,
+    SHORTEST_RATE,
+    added_seconds,
+    for_plot,
+    levels,
+    mean,
+    merged,
+    quantile,
+    rate,
+)
 from gpuwatch.report.svg import Line, Mark, clock_text, plot, sparkline
 from gpuwatch.units import NONE, count, number, percent, seconds, with_unit
 
@@ -48,17 +58,20 @@ def _engine(run: RunData, engine: EngineRun) -> list[Block]:
     if whole is None:
         return [*found, Text("The engine had nothing to do, or its page holds no figures of requests.", "quiet")]
     length = added_seconds(busy)
-    found.append(_totals(whole, length, run.sampled_seconds, engine))
+    width = max(window.seconds for window in busy)
+    found.append(_totals(whole, length, run.sampled_seconds, width, engine))
     found += _courses(run, engine)
     found += _by_concurrency(busy, name)
     return found
 
 
-def _totals(whole: Window, length: float, of: float, engine: EngineRun) -> Table:
+def _totals(whole: Window, length: float, of: float, width: float, engine: EngineRun) -> Table:
+    """Return the totals of `length` seconds with work of `of`, counted in windows of up to `width` seconds."""
     counted = whole.counted
+    rough = f", in whole windows of up to {seconds(width)}" if width >= SHORTEST_POINT else ""
     running, waiting = (engine.curves[key].highest if key in engine.curves else None for key in ("running", "waiting"))
     rows = [
-        ("had work", f"{seconds(length)} of {seconds(of)}"),
+        ("had work", f"{seconds(length)} of {seconds(of)}{rough}"),
         ("requests finished", count(counted.get("finished"))),
         ("prompt tokens", _amount(whole, length, "prompt_tokens")),
         ("generated tokens", _amount(whole, length, "generation_tokens")),
@@ -150,7 +163,7 @@ def _courses(run: RunData, engine: EngineRun) -> list[Block]:
             continue
         picture = plot(drawn, unit, span, title=title, marks=marks, limit=line_limit, top=top)
         legend = tuple((f"c{index}", line.label) for index, line in enumerate(drawn)) if len(drawn) > 1 else ()
-        found.append(Figure(title, picture, legend, tuple((line.label, _summary(line, unit)) for line in drawn)))
+        found.append(Figure(title, picture, legend, tuple((line.label, summary(line, unit)) for line in drawn)))
     return found
 
 
@@ -160,7 +173,8 @@ def _near(engine: EngineRun) -> bool:
     return highest is not None and engine.limit is not None and highest >= engine.limit / 4
 
 
-def _summary(line: Line, unit: str) -> str:
+def summary(line: Line, unit: str) -> str:
+    """Return a line as a text shows it: a row of characters, and from where to where it goes."""
     values = [y for _, y in line.points]
     known = [value for value in values if math.isfinite(value)]
     if not known:

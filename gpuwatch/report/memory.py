@@ -49,7 +49,6 @@ def _table(run: RunData, gpus: list[GpuRun]) -> Table:
             if gpu.total is None or gpu.peak is None
             else gpu.total - dict(gpu.at_end).get("reserved", 0.0) - gpu.peak
         )
-        busy = sum(gpu.busy.values) / len(gpu.busy.values) if gpu.busy.values else None
         power = gpu.power.highest
         rows.append(
             (
@@ -60,7 +59,7 @@ def _table(run: RunData, gpus: list[GpuRun]) -> Table:
                 NONE if gpu.peak is None else clock_text((gpu.peak_time - run.started) / 1000),
                 percent(gpu.peak / gpu.total) if gpu.peak is not None and gpu.total else NONE,
                 size(left),
-                percent(busy),
+                percent(gpu.busy_mean),
                 NONE if power is None else f"{power:,.0f} W",
             )
         )

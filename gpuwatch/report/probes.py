@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from gpuwatch.units import NONE, with_unit
 
 SCHEMA = 1
 LARGEST_FILE = 32 << 20
+LARGEST_NUMBER = sys.float_info.max
 MOST_ROWS = 200
 _X = ("prompt_tokens", "length_tokens", "tokens", "length", "context_tokens")
 _ENDINGS = (("_tokens_per_s", "tokens/s"), ("_s", "seconds"), ("_bytes", "bytes"), ("_ratio", "ratio"))
@@ -56,7 +58,28 @@ def read(path: str | Path) -> ProbeData:
         raise ProbeFileError(f"{path}: not the result of a probe; give a file that gpuwatch probe -o wrote")
     if data.get("schema") != SCHEMA:
         raise ProbeFileError(f"{path}: schema {str(data.get('schema'))[:20]}; this program reads schema {SCHEMA}")
-    return ProbeData(data["probe"], data)
+    return ProbeData(data["probe"], _known(data))
+
+
+def _known(value: Any) -> Any:
+    """Return JSON data in which numbers that say nothing are null: NaN, infinite ones, and whole ones beyond floats."""
+    if isinstance(value, dict):
+        return {key: _known(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_known(item) for item in value]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value if abs(value) <= LARGEST_NUMBER else None  # NaN is not either
+    return value
+
+
+def _time(value: Any) -> str:
+    """Return the local time of seconds since the epoch, or an empty text for what is none."""
+    if _number(value) is None:
+        return ""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(value))
+    except (OverflowError, ValueError, OSError):
+        return ""
 
 
 def blocks(probes: tuple[ProbeData, ...]) -> list[Any]:
@@ -118,8 +141,7 @@ def _probe(probe: ProbeData) -> list[Any]:
     server = data.get("server")
     where = server if isinstance(server, dict) else {"url": server}
     words = [str(where[key]) for key in ("url", "engine", "version", "model") if where.get(key)]
-    if isinstance(data.get("started"), (int, float)):
-        words.append(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(data["started"])))
+    words += [begun] if (begun := _time(data.get("started"))) else []
     found: list[Any] = [Heading(f"Probe {probe.name}", 3), Text(", ".join(words), "quiet")]
     if data.get("complete") is False:
         found.append(Text(f"Not complete: {data.get('stopped_because') or 'it was stopped'}", "warning"))
@@ -205,7 +227,9 @@ def _lines(rows: list[dict[str, Any]], x_key: str, y_key: str, lengths: list[flo
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) <= LARGEST_NUMBER else None
 
 
 def _value(value: Any, unit: str) -> str:
@@ -214,7 +238,7 @@ def _value(value: Any, unit: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)):
-        return with_unit(float(value), unit)
+        return with_unit(_number(value), unit)
     return str(value)
 
 

@@ -41,7 +41,7 @@ def build(run: RunData, results: tuple[ProbeData, ...] = (), program: str = "") 
     blocks += _not_judged(run)
     return Document(
         f"gpuwatch report: {run.name}",
-        f"{run.host}, {_date(run.started)} to {_date(run.ended)[11:]}, {seconds(run.seconds)}",
+        f"{run.host}, {_date(run.started)} to {_until(run)}, {seconds(run.seconds)}",
         tuple(blocks),
         f"{program} from a recording of {run.program}. {FOOT}".strip(),
     )
@@ -154,4 +154,10 @@ def _not_judged(run: RunData) -> list[Block]:
 
 
 def _date(milliseconds: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(milliseconds / 1000))
+    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(milliseconds / 1000))
+
+
+def _until(run: RunData) -> str:
+    """Return the end of a run: without the day where it is that of the start."""
+    begun, ended = _date(run.started), _date(run.ended)
+    return ended[11:] if begun[:10] == ended[:10] else ended

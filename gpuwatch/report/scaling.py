@@ -101,7 +101,6 @@ def poor(pair: Versus, gained: Scaling) -> Finding | None:
         if reasons
         else " Neither run shows why: interconnect, too little work per rank and the host look alike from here."
     )
-    copies = gained.many // gained.few
     evidence = [
         Evidence(
             f"{number(gained.rates[0])} tok/s with {gained.few} rank{'s' if gained.few > 1 else ''}, "
@@ -118,9 +117,7 @@ def poor(pair: Versus, gained: Scaling) -> Finding | None:
     ]
     advice = (
         Advice(
-            f"the model runs on {gained.few} card{'s' if gained.few > 1 else ''}: serve with "
-            f"{copies} replicas of {gained.few} instead"
-            f", up to {number(copies * gained.rates[0])} tok/s from the same {gained.many} cards",
+            f"the model runs on {gained.few} card{'s' if gained.few > 1 else ''}: {_instead(gained)}",
             "--tensor-parallel-size",
             str(gained.many),
             str(gained.few),
@@ -141,6 +138,17 @@ def poor(pair: Versus, gained: Scaling) -> Finding | None:
         since=wide.started,
         labels={"run": wide.name},
     )
+
+
+def _instead(gained: Scaling) -> str:
+    """Return how the cards serve better: as copies with fewer ranks each, or, where there is only one, without some."""
+    copies, left = divmod(gained.many, gained.few)
+    if copies < 2:
+        fewer = f"{left} card{'s' if left > 1 else ''} fewer"
+        return f"stay with {gained.few} ranks, at {number(gained.rates[0])} tok/s and {fewer}"
+    cards = f"the same {gained.many} cards" if not left else f"{gained.many - left} of the {gained.many} cards"
+    rate = number(copies * gained.rates[0])
+    return f"serve with {copies} replicas of {gained.few} instead, up to {rate} tok/s from {cards}"
 
 
 def _basis(pair: Versus) -> tuple[Row | None, str]:

@@ -22,13 +22,18 @@ DRAWS = 1000
 SEED = 20240229
 FEWEST_BLOCKS = 5
 """A run with fewer independent blocks of windows than this says nothing about its own spread."""
+SURE_DRAWS = 0.975
+"""A figure is infinite for sure where so many draws are."""
 _SAME = 1e-9
 """Values that differ by less than this part are the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure with its standard error and degrees of freedom. `error` None: too short to say."""
+    """A figure with its standard error and degrees of freedom. `error` None: too short to say.
+
+    An infinite figure lies above all that was measured; its error is 0 where nearly all draws of the run say so.
+    """
 
     value: float
     error: float | None
@@ -92,7 +97,7 @@ def estimate(
     if count == 0:
         return None
     value = float(statistic(columns.sum(axis=0, keepdims=True))[0])
-    if not math.isfinite(value):
+    if math.isnan(value):
         return None
     blocks = count / length
     if blocks < FEWEST_BLOCKS:
@@ -103,6 +108,9 @@ def estimate(
     wrapped = np.concatenate([np.zeros((1, columns.shape[1])), np.cumsum(np.concatenate([columns, columns]), axis=0)])
     of_block = wrapped[length : count + length] - wrapped[:count]
     drawn = statistic(of_block[starts].sum(axis=1) * (count / (number * length)))
+    if math.isinf(value):
+        sure = float((drawn == value).mean()) >= SURE_DRAWS
+        return Estimate(value, 0.0 if sure else None, blocks - 1 if sure else 0.0)
     drawn = drawn[np.isfinite(drawn)]
     if len(drawn) < DRAWS * 0.9:
         return Estimate(value, None, 0.0)
@@ -112,7 +120,12 @@ def estimate(
 
 
 def compare(first: Estimate, second: Estimate) -> Comparison:
-    """Return how `second` differs from `first`: as a ratio on a logarithmic scale where both are positive."""
+    """Return how `second` differs from `first`: as a ratio on a logarithmic scale where both are positive.
+
+    Where one of the two is infinite, so is the difference, and nothing is known about its bounds.
+    """
+    if math.isinf(first.value) or math.isinf(second.value):
+        return Comparison(second.value - first.value, relative=False)
     relative = first.value > 0 and second.value > 0
     if relative:
         difference = math.log(second.value / first.value)

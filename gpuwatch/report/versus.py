@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -51,7 +52,10 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of both runs. `raised` is the p-value raised for the number of figures (Holm)."""
+    """One figure of both runs. `raised` is the p-value raised for the number of figures (Holm).
+
+    A quantile above the highest bucket is infinite; two of them have no comparison.
+    """
 
     name: str
     unit: str
@@ -146,7 +150,7 @@ def _sum(first: float | None, second: float | None) -> float | None:
 
 def _row(measure: Measure, ours: Sequence[Window], theirs: Sequence[Window]) -> Row:
     first, second = _estimate(measure, ours), _estimate(measure, theirs)
-    if first is None or second is None:
+    if first is None or second is None or (math.isinf(first.value) and math.isinf(second.value)):
         return Row(measure.name, measure.unit, first, second)
     return Row(measure.name, measure.unit, first, second, compare(first, second))
 
@@ -178,6 +182,9 @@ def _judged(rows: Sequence[Row]) -> tuple[Row, ...]:
 def _verdict(row: Row, raised: float | None) -> Verdict:
     if row.comparison is None:
         return "n/a"
+    if math.isinf(row.comparison.difference):
+        known = [each.error for each in (row.first, row.second) if each is not None]
+        raised = None if None in known else 0.0
     if raised is None:
         return "too short to say"
     if raised >= SURE:
@@ -309,7 +316,7 @@ def _quantile(name: str, share: float) -> tuple[Columns, Callable[[NDArray[np.fl
         before, after = counts[rows, place], counts[rows, place + 1]
         with np.errstate(all="ignore"):
             value = low + (high - low) * (wanted[:, 0] - before) / (after - before)
-        return np.where(inside & (counts[:, -1] > 0), value, np.nan)
+        return np.where(counts[:, -1] > 0, np.where(inside, value, np.inf), np.nan)
 
     return columns, statistic
 

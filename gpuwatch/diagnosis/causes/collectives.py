@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.causes import moments
 from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import MIB, Explanation, count, logged, size
 from gpuwatch.diagnosis.finding import Evidence, NotEnough
@@ -32,9 +33,35 @@ def hang(view: View) -> Iterator[Cause]:
     numbered = [event for event in timeouts if number(event, "seq", "work") is not None]
     if timeouts:
         event = next((each for each in numbered if each.field("seq")), timeouts[0])
+        places = [number(each, "seq", "work") or 0 for each in numbered]
+        if places and min(places) <= FIRST_OPERATIONS < max(places):
+            first = next(each for each in numbered if (number(each, "seq", "work") or 0) == min(places))
+            yield _several_groups(first, max(numbered, key=lambda each: number(each, "seq", "work") or 0))
+            return
         yield _timed_out(view, event, timeouts)
     elif view.events("rendezvous_timeout"):
         yield unreachable(view.events("rendezvous_timeout"))
+
+
+def _several_groups(first: LogEvent, last: LogEvent) -> Cause:
+    """Tell of time-outs of which one is of a first operation and another one is not: neither moment is ruled out."""
+    few, many = number(first, "seq", "work") or 0, number(last, "seq", "work") or 0
+    return Cause(
+        "nccl_hang",
+        Explanation(
+            f"Collectives of several numbers did not end: {count(few)} on one rank, {count(many)} on another. Numbers "
+            "count within a group of ranks, so a group may hang where it forms while another one works, or a rank "
+            "stopped and both wait for it.",
+            0.5,
+            (logged(first), logged(last)),
+            (
+                advise("look for an Xid at that time: dmesg -T | grep -i xid"),
+                advise("where do the ranks stand: py-spy dump --pid of each worker, before they are ended"),
+                advise("name the group the next time", "TORCH_NCCL_TRACE_BUFFER_SIZE", None, "2000"),
+            ),
+        ),
+        first.time,
+    )
 
 
 def _timed_out(view: View, event: LogEvent, timeouts: tuple[LogEvent, ...]) -> Cause:
@@ -80,8 +107,12 @@ def _timed_out(view: View, event: LogEvent, timeouts: tuple[LogEvent, ...]) -> C
         ]
         if at is not None:
             evidence.append(ruled_out(f"network or firewall at start: {count(at)} operations had worked", event, at))
-    xids = [xid for xid in view.events("xid") if is_hardware(xid.field("code"))]
-    evidence += [logged(xid) for xid in xids[:1]]
+    xids = [
+        xid
+        for xid in view.events("xid")
+        if is_hardware(xid.field("code")) and moments.related(xid, (event,)) is not False
+    ]
+    evidence += [logged(xid) for xid in moments.nearest(xids, (event,))[:1]]
     return Cause(
         "nccl_hang", Explanation(cause, 0.85 if at is not None else 0.6, tuple(evidence), tuple(advice)), event.time
     )

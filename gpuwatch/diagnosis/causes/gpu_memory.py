@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes import moves
+from gpuwatch.diagnosis.causes import moves, neighbours
 from gpuwatch.diagnosis.causes.oom import NAMED, Case, Phase, phase_of, read_oom, retold
 from gpuwatch.diagnosis.causes.uncounted import lora, uncounted_adapters, uncounted_draft
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, group, number, ruled_out
@@ -47,8 +47,17 @@ def out_of_memory(view: View) -> Iterator[Cause | NotEnough]:
             yield fragmentation(case)
         elif oom.shared and phase.step not in ("serve", "logits", "lora", "sampler", "multimodal"):
             yield foreign_memory(case)
+        elif oom.shared and phase.step == "serve" and (share := neighbours.within_share(case)) is not None:
+            yield neighbours.squeezed(case, share)
         else:
-            yield from _by_step(case)
+            for said in _by_step(case):
+                yield _beside(case, said) if isinstance(said, Cause) else said
+
+
+def _beside(case: Case, cause: Cause) -> Cause:
+    """Return a cause with what says that other processes hold a good part of the card, where they do."""
+    explanation = cause.explanation
+    return replace(cause, explanation=replace(explanation, evidence=(*explanation.evidence, *case.beside)))
 
 
 def _by_step(case: Case) -> Iterator[Cause | NotEnough]:
@@ -104,6 +113,7 @@ def fragmentation(case: Case) -> Cause:
 def foreign_memory(case: Case) -> Cause:
     """Explain a start that failed beside other processes that hold the card."""
     held = case.oom.others or 0
+    tenants = neighbours.told(case.view, case.event, case.oom.gpu)
     advice = [
         advise(
             "stop the process that holds the memory: nvidia-smi lists it; VLLM:: and sglang:: processes of an "
@@ -113,9 +123,11 @@ def foreign_memory(case: Case) -> Cause:
     ]
     return case.found(
         "startup_gpu_shared",
-        f"Other processes hold {size(held)} of {case.where}: {case.asked} could not be had.",
+        f"Other processes hold {size(held)} of {case.where}{neighbours.naming(tenants)}; {case.asked} could not be "
+        "had.",
         0.85,
         advice,
+        *neighbours.evidence(tenants),
     )
 
 
@@ -260,7 +272,15 @@ def activation(case: Case) -> Cause:
         )
     advice += moves.smaller_chunk(run, tokens)
     advice += moves.lower_fraction(run, oom.short, oom.total, "or leave more beside the pool")
-    return case.found("prefill_activation_oom", cause, 0.88, advice, *more)
+    if oom.shared:
+        tenants = neighbours.told(case.view, case.event, oom.gpu)
+        cause += (
+            f" Other processes hold {size(oom.others or 0)} of the card{neighbours.naming(tenants)}: without them it "
+            "would have been there."
+        )
+        more += neighbours.evidence(tenants)
+        advice.append(advise("or stop the other processes, or give them another card; nvidia-smi lists them"))
+    return case.found("prefill_activation_oom", cause, 0.7 if oom.shared else 0.88, advice, *more)
 
 
 def _last_usage(case: Case) -> float | None:

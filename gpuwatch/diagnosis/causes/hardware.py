@@ -7,10 +7,10 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out, sampled
+from gpuwatch.diagnosis.causes import moments
+from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, sampled
 from gpuwatch.diagnosis.explanation import Explanation, logged
 from gpuwatch.diagnosis.finding import Evidence
-from gpuwatch.diagnosis.xid_table import MEMORY, TABLE, is_hardware, xid_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,142 +27,6 @@ CAPPED = 0.97
 """A card that draws this share of its limit is held by it."""
 LOST_SPEED = 0.9
 """Throughput below this share of the same work's under a higher limit is a loss that is worth a finding."""
-
-
-def xids(view: View) -> Iterator[Cause]:
-    """Judge Xids by their class, and by whether one card or several report them."""
-    known = [event for event in view.events("xid") if xid_of(event.field("code")) is not None]
-    hard = [event for event in known if is_hardware(event.field("code"))]
-    soft = [event for event in known if not is_hardware(event.field("code"))]
-    if hard:
-        yield _hardware(view, hard)
-    elif view.events("ecc_error") or _failing_rows(view):
-        yield _ecc(view)
-    if soft and not hard:
-        yield _software(soft)
-
-
-def _hardware(view: View, hard: list[LogEvent]) -> Cause:
-    codes = sorted({int(number(event, "code") or 0) for event in hard})
-    cards = sorted({event.field("pci") for event in hard})
-    told = "; ".join(f"Xid {code}: {TABLE[code].meaning}" for code in codes[:4])
-    where = cards[0] if len(cards) == 1 else f"{len(cards)} cards"
-    advice = []
-    if BUS & set(codes):
-        advice += [
-            advise(
-                "check power, slot, riser and cables of this card; limit its clocks to test whether it is the load",
-                "nvidia-smi -lgc",
-                None,
-                "210,1200",
-            ),
-            advise("the card comes back with a reboot or a power cycle only"),
-        ]
-    if any(TABLE[code].advice == MEMORY for code in codes):
-        advice += [
-            advise(
-                "drain the node and reset the GPU, so that pending rows are remapped: nvidia-smi -q shows Remapped Rows"
-            ),
-            advise("if it comes back, replace the card; do not tune the engine for it"),
-        ]
-    if not advice:
-        advice += [advise(text) for text in dict.fromkeys(text for code in codes for text in TABLE[code].advice)]
-    evidence = [logged(event) for event in _first_of_each(hard)[:4]]
-    if len(cards) == 1 and len(hard) > 1:
-        evidence.append(ruled_out(f"the software: all {len(hard)} come from one card, {cards[0]}", hard[-1], len(hard)))
-    evidence += _failing_rows(view)
-    engine = view.events("nccl_timeout", "rpc_timeout", "cuda_error", "engine_dead")
-    evidence += [logged(event) for event in engine[:1]]
-    return Cause(
-        "xid_hardware",
-        Explanation(f"The hardware of {where} fails. {told}.", 0.95, tuple(evidence), tuple(advice)),
-        hard[0].time,
-    )
-
-
-def _first_of_each(events: list[LogEvent]) -> list[LogEvent]:
-    first: dict[str, LogEvent] = {}
-    for event in events:
-        first.setdefault(event.field("code"), event)
-    return list(first.values())
-
-
-def _ecc(view: View) -> Cause:
-    events = view.events("ecc_error")
-    rows = _failing_rows(view)
-    cause = (
-        "GPU memory fails: CUDA met an uncorrectable ECC error."
-        if events
-        else "GPU memory fails: rows had to be replaced again."
-    )
-    others = view.events("rpc_timeout", "nccl_timeout", "engine_dead")
-    evidence = [*(logged(event) for event in events[:1]), *rows, *(logged(event) for event in others[:1])]
-    if events:
-        evidence.append(
-            ruled_out("memory that ran out: the error is about the content of memory, not its amount", events[0])
-        )
-    return Cause(
-        "xid_hardware",
-        Explanation(
-            cause,
-            0.92 if events else 0.8,
-            tuple(evidence),
-            (
-                advise("look at ECC and Remapped Rows in nvidia-smi -q, and for Xid 48, 63, 94 or 95 in dmesg"),
-                advise("reset the GPU or reboot, so that the rows are remapped; replace the card if it comes back"),
-            ),
-        ),
-        events[0].time if events else 0,
-    )
-
-
-def _failing_rows(view: View) -> list[Evidence]:
-    """Return rows of memory that were remapped while somebody looked, or could not be."""
-    found = [
-        logged(event)
-        for event in view.events("rows_remapped")
-        if (number(event, "now") or 0) > (number(event, "before") or 0) or event.field("failed").lower() == "yes"
-    ]
-    found += [
-        sampled(each, "a remapped row waits for a reset")
-        for each in view.samples("gpu_row_remap_pending")
-        if each.value == 1
-    ]
-    found += [
-        sampled(each, "a row could not be remapped") for each in view.samples("gpu_row_remap_failed") if each.value == 1
-    ]
-    uncorrected = [each for each in view.samples("gpu_ecc_errors_total", type="uncorrected") if each.value > 0]
-    found += [sampled(each, f"{each.value:.0f} uncorrected ECC errors") for each in uncorrected]
-    return found[:3]
-
-
-def _software(soft: list[LogEvent]) -> Cause:
-    codes = sorted({int(number(event, "code") or 0) for event in soft})
-    cards = {event.field("pci") for event in soft}
-    told = "; ".join(f"Xid {code}: {TABLE[code].meaning}" for code in codes[:3])
-    evidence = [logged(event) for event in soft[:2]]
-    several = len(cards) > 1
-    evidence.append(
-        ruled_out(
-            "failing memory: no Xid of that kind (48, 63, 64, 94, 95) is among them"
-            + (f", and {len(cards)} cards report it" if several else ""),
-            soft[0],
-            len(cards),
-        )
-    )
-    return Cause(
-        "xid_software",
-        Explanation(
-            f"A program on the GPU failed: {told}. That is a program or the driver, not the card's memory.",
-            0.85 if several else 0.75,
-            tuple(evidence),
-            (
-                advise("update the driver and the engine; CUDA_LAUNCH_BLOCKING=1 names the kernel"),
-                advise("suspect the card only if the same one repeats it across versions"),
-            ),
-        ),
-        soft[0].time,
-    )
 
 
 def _not_started(failed: list[LogEvent]) -> Cause:
@@ -192,19 +56,22 @@ def lost(view: View) -> Iterator[Cause]:
     gone = view.events("gpu_lost")
     bus = [event for event in view.events("xid") if number(event, "code") in BUS]
     if gone or bus:
-        event = (*gone, *bus)[0]
+        ends = moments.ends(view)
+        event = moments.nearest((*gone, *bus), ends)[0] if ends else (*gone, *bus)[0]
         yield Cause(
             "gpu_lost",
             Explanation(
                 "A GPU is gone: the driver cannot reach it any more.",
                 0.92,
-                tuple(logged(each) for each in (*gone[:2], *bus[:1])),
+                (*(logged(each) for each in (*gone[:2], *bus[:1])), *moments.elsewhere(event, ends)),
                 (
                     advise("look for its Xid and for power and slot: dmesg -T | grep -i -E 'xid|nvrm|pcie'"),
                     advise("it comes back with a reboot or a power cycle"),
                 ),
             ),
             event.time,
+            severity=moments.milder(event, ends),
+            apart=moments.related(event, ends) is False,
         )
     refused = view.events("driver_error")
     failed = [event for event in refused if not event.field("what").startswith("API mismatch")]

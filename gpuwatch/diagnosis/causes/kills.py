@@ -3,49 +3,26 @@
 from __future__ import annotations
 
 import re
-import signal
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.causes import moments
 from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, logged, size
-from gpuwatch.diagnosis.finding import Evidence, NotEnough
+from gpuwatch.diagnosis.finding import Evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from gpuwatch.diagnosis.causes.view import View
     from gpuwatch.model import LogEvent
 
-ERRORS = (
-    "torch_oom",
-    "cuda_oom_other",
-    "no_kv_blocks",
-    "max_model_len_exceeds_kv",
-    "free_memory_below_budget",
-    "warmup_oom",
-    "memory_profile_drift",
-    "nccl_error",
-    "nccl_timeout",
-    "cuda_error",
-    "ecc_error",
-    "port_in_use",
-    "model_not_found",
-    "uva_unavailable",
-    "dtype_unsupported",
-    "driver_too_old",
-    "gpu_unsupported",
-    "rope_beyond_native",
-    "load_oom",
-    "nccl_shm_failed",
-    "rendezvous_timeout",
-)
-"""Events that say why a start failed or an engine ended."""
-KILLED = 137
-"""128 + SIGKILL: what a shell, Docker and Kubernetes report of a process that was killed."""
 _LIMIT = re.compile(r"^(\d+(?:\.\d+)?) ?([KMGT]i?B?)$")
 UNIT_WORDS = ("vllm", "sglang", "llm", "inference")
 """What names a unit of systemd that runs an engine."""
-ENGINE_NAMES = ("VLLM::", "vllm", "python", "sglang", "ray::")
+ENGINE_NAMES = (
+    "VLLM::", "vllm", "VllmWorker", "EngineCore", "APIServer", "python", "pt_main_thread", "sglang", "ray::"
+)  # fmt: skip
+"""How the names of processes begin that may be an engine's; the kernel cuts names to 15 letters."""
 
 
 def host_kills(view: View) -> Iterator[Cause]:
@@ -64,13 +41,38 @@ def host_kills(view: View) -> Iterator[Cause]:
         if "kubepods" in event.field("group") or event.event == "pod_usage"
     ]
     if kubernetes or (memcg and (pods or any(given.kind == "kubernetes" for given in view.incident.inputs))):
-        yield _container(view, (*kubernetes, *memcg))
+        # A container that is known to be another one than the engine's explains nothing where that one was killed too.
+        yield _container(view, tuple(sorted((*kubernetes, *memcg), key=_is_other)))
     elif memcg or whole:
-        yield _kernel(view, (*memcg, *whole), constraint)
+        yield _kernel(view, _likeliest(view, (*memcg, *whole)), constraint)
     elif units:
-        yield _unit(units[0])
+        yield _unit(view, _likeliest(view, units))
     else:
         yield from _said_killed(view)
+
+
+def _likeliest(view: View, events: Iterable[LogEvent]) -> tuple[LogEvent, ...]:
+    """Return kills, those first that are of an engine's process and near to an end."""
+    ends = moments.ends(view)
+    return tuple(
+        sorted(
+            moments.nearest(events, ends),
+            key=lambda event: (not of_engine(event), moments.related(event, ends) is False),
+        )
+    )
+
+
+def of_engine(event: LogEvent) -> bool:
+    """Whether who was killed may be an engine: a process by its name, a unit, or whoever is not named."""
+    name = event.field("name")
+    if _is_other(event):
+        return False
+    return not name or name.startswith(ENGINE_NAMES) or any(word in name.lower() for word in UNIT_WORDS)
+
+
+def _is_other(event: LogEvent) -> bool:
+    """Whether a line is about a container of which another one of the same pod is the engine."""
+    return event.field("engine") == "no"
 
 
 def _ray(view: View) -> Iterator[Cause]:
@@ -136,11 +138,19 @@ def _evicted(view: View) -> Iterator[Cause]:
 
 def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
     event = events[0]
-    loading = _loading(view)
-    limits = [each for each in view.events("memory_limit", "cpu_limit") if group(each, "size", "memory")]
+    name, other = event.field("container"), _is_other(event)
+    loading = [] if other else _loading(view)
+    limits = [
+        each
+        for each in view.events("memory_limit", "cpu_limit")
+        if group(each, "size", "memory") and each.field("container") == name
+    ]
+    limit = event.field("limit") or (group(limits[0], "size", "memory") if limits else "")
     held = number(events[-1], "rss")
-    cause = "The container crossed its memory limit and was killed (137)"
+    cause = f"The container{' ' + name if name else ''} crossed its memory limit and was killed (137)"
     cause += " while the weights were loaded." if loading else "."
+    if other:
+        cause += " It is not the engine's: another container of the pod is, and this end does not explain that one's."
     evidence = [*(logged(each) for each in events[:2]), *(logged(each) for each in limits[:1]), *loading]
     evidence.append(ruled_out("GPU memory: the limit is one of host memory", event))
     return Cause(
@@ -153,15 +163,21 @@ def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
                 advise(
                     "raise the container's memory limit"
                     + (f" well above the {size(held * 1024)} that it held" if held else "")
-                    + ": workers x shard, plus /dev/shm",
+                    + ("" if other else ": workers x shard, plus /dev/shm"),
                     "resources.limits.memory",
-                    group(limits[0], "size", "memory") if limits else None,
-                    _doubled(group(limits[0], "size", "memory")) if limits else None,
+                    limit or None,
+                    _doubled(limit),
                 ),
-                advise("or load without staging in host memory", "--load-format", None, "runai_streamer"),
+                *(
+                    []
+                    if other
+                    else [advise("or load without staging in host memory", "--load-format", None, "runai_streamer")]
+                ),
             ),
         ),
         event.time,
+        severity="info" if other else None,
+        apart=other,
     )
 
 
@@ -180,7 +196,8 @@ def _loading(view: View) -> list[Evidence]:
     words = [event for event in view.events("container_killed") if "load" in event.text or "shard" in event.text]
     if words:
         return [logged(words[0])]
-    if begun is None or run.fact("weights.bytes") is not None:
+    logs = {given.path for given in view.incident.inputs if given.kind == "engine_log"}
+    if begun is None or run.fact("weights.bytes") is not None or (view.incident.inputs and begun.source not in logs):
         return []
     return [Evidence("the log ends before the weights were loaded", begun.source, begun.line, begun.key)]
 
@@ -189,11 +206,15 @@ def _kernel(view: View, events: tuple[LogEvent, ...], constraint: set[str]) -> C
     event = events[0]
     name, pid = event.field("name"), event.field("pid")
     held = number(event, "rss")
-    own = any(name.startswith(part) for part in ENGINE_NAMES)
+    own, ends = of_engine(event), moments.ends(view)
     host = event.field("scope") == "Out of memory" and "CONSTRAINT_MEMCG" not in constraint
     where = "the whole host ran out of memory" if host else "its cgroup's limit was reached"
-    evidence = [logged(each) for each in (*view.events("oom_constraint")[:1], *events[:2])]
+    limits = [each for each in view.events("oom_constraint") if each.field("pid") in ("", pid)]
+    others = [each for each in events[1:] if moments.together(each, event) is not False]
+    evidence = [logged(each) for each in (*limits[:1], event, *others[:1])]
     evidence.append(ruled_out("GPU memory: the kernel kills for host memory only", event))
+    evidence += [*moments.doubt(event, ends), *moments.elsewhere(event, ends)]
+    apart = moments.related(event, ends) is False
     cause = f"The kernel killed {name} (pid {pid}): {where}"
     cause += f"; it held {size(held * 1024)}." if held else "."
     if host and not own:
@@ -214,19 +235,28 @@ def _kernel(view: View, events: tuple[LogEvent, ...], constraint: set[str]) -> C
             ),
         ),
         event.time,
+        severity="info" if apart and not own else None,
+        apart=apart,
     )
 
 
-def _unit(event: LogEvent) -> Cause:
+def _unit(view: View, events: tuple[LogEvent, ...]) -> Cause:
     """Explain a unit of systemd of which the OOM killer ended a process; the kernel's log tells which limit it was."""
+    event, ends = events[0], moments.ends(view)
     unit = event.field("name")
+    apart = moments.related(event, ends) is False
     return Cause(
         "host_memory_oversubscribed",
         Explanation(
             f"The OOM killer ended a process of {unit}: the host's memory ran out, or the unit's limit (MemoryMax) was "
             "reached.",
             0.9,
-            (logged(event), ruled_out("GPU memory: the kernel kills for host memory only", event)),
+            (
+                logged(event),
+                ruled_out("GPU memory: the kernel kills for host memory only", event),
+                *moments.doubt(event, ends),
+                *moments.elsewhere(event, ends),
+            ),
             (
                 advise(f"which of the two: dmesg -T | grep -i oom; systemctl show {unit} -p MemoryMax -p MemoryPeak"),
                 advise(
@@ -235,6 +265,8 @@ def _unit(event: LogEvent) -> Cause:
             ),
         ),
         event.time,
+        severity="info" if apart and not of_engine(event) else None,
+        apart=apart,
     )
 
 
@@ -257,158 +289,3 @@ def _said_killed(view: View) -> Iterator[Cause]:
             ),
             said[0].time,
         )
-
-
-def died(view: View) -> Iterator[Cause | NotEnough]:
-    """Judge workers and engines that ended by a signal, and name the killer where one is known."""
-    for event in view.events("worker_dead", "process_crashed", "process_killed"):
-        if _told_elsewhere(view, event):
-            continue
-        if _foreign(view, event):
-            yield NotEnough("worker_died", f"what {event.field('name')} runs: a unit of systemd was ended by a signal")
-            continue
-        code = number(event, "code")
-        caught = _signal(event, code)
-        who = group(event, "w", "r", "name") or ("a process" if event.event == "process_crashed" else "the server")
-        if event.field("r"):
-            who = f"rank {event.field('r')}"
-        evidence = [logged(event), *(logged(each) for each in view.events("engine_dead")[:1])]
-        killer = _killer(view)
-        evidence += [logged(each) for each in killer]
-        cause = f"{who} ended" + (f" by {caught}" if caught else "") + _how(caught, code, killer)
-        yield Cause(
-            "worker_died",
-            Explanation(
-                cause,
-                0.85 if caught or killer else 0.6,
-                tuple(evidence),
-                (
-                    advise("who killed it: dmesg -T | grep -i -E 'oom|killed process', kubectl describe pod, ray logs")
-                    if caught == "SIGKILL" and not killer
-                    else advise("look for an Xid at that time: dmesg -T | grep -i xid"),
-                    advise(
-                        "vLLM exits with status 0 after this: let the supervisor restart always, not on failure only"
-                    ),
-                ),
-            ),
-            event.time,
-        )
-        if caught == "SIGKILL" and not killer:
-            yield NotEnough(
-                "host_memory_oversubscribed",
-                "dmesg or kubectl describe: a SIGKILL from the OOM killer looks like any other",
-            )
-        return
-    lost = [event for event in view.events("engine_dead") if "unexpectedly" in event.text]
-    raised = [
-        event for event in view.events("engine_dead") if "fatal error" in event.text or "hit an exception" in event.text
-    ]
-    if lost and not raised and not _explained(view, lost[0]):
-        yield from _vanished(view, lost[0])
-    else:
-        yield from _exited(view)
-
-
-def _told_elsewhere(view: View, event: LogEvent) -> bool:
-    """Whether an end is part of another finding: a kill before a start that met what was left, an error before it."""
-    run = view.run_of(event)
-    later = any(other.source == run.source and other.start > run.start for other in view.runs)
-    if event.event == "process_killed":
-        return later and bool(view.events("free_memory_below_budget", "port_in_use"))
-    return event.event == "worker_dead" and number(event, "code") is None and _explained(view, event)
-
-
-def _foreign(view: View, event: LogEvent) -> bool:
-    """Whether an end is that of a unit of systemd of which nothing says that it runs an engine."""
-    name = event.field("name")
-    if not name.endswith((".service", ".scope")) or any(word in name.lower() for word in UNIT_WORDS):
-        return False
-    return not any(given.engine for given in view.incident.inputs)
-
-
-def _how(caught: str, code: float | None, killer: tuple[LogEvent, ...]) -> str:
-    """Return the end of the sentence on how a process ended."""
-    if killer:
-        return f", killed for lack of memory ({killer[0].event})."
-    if caught == "SIGKILL":
-        return ": somebody or something killed it from outside; the log of a process cannot say who."
-    if caught:
-        return ": a crash of native code (a kernel, a library or the driver)."
-    if code:
-        return f" with exit code {code:.0f}: its own error stands above this line."
-    return " without a word of its own."
-
-
-def _vanished(view: View, event: LogEvent) -> Iterator[Cause | NotEnough]:
-    """Judge an engine process that was gone from one moment to the next, without an error of its own."""
-    killer = _killer(view)
-    who = event.field("name") or "the engine's process"
-    evidence = [logged(event), *(logged(each) for each in killer)]
-    evidence.append(ruled_out("an error of the engine: it printed none before it was gone", event))
-    yield Cause(
-        "worker_died",
-        Explanation(
-            f"{who} was gone without an error of its own"
-            + (
-                f": killed for lack of memory ({killer[0].event})."
-                if killer
-                else ": it was killed from outside (SIGKILL, the OOM killer) or crashed in native code."
-            ),
-            0.85 if killer else 0.65,
-            tuple(evidence),
-            (
-                advise("who killed it: dmesg -T | grep -i -E 'oom|killed process|segfault|xid', kubectl describe pod"),
-                advise("vLLM exits with status 0 after this: let the supervisor restart always, not on failure only"),
-            ),
-        ),
-        event.time,
-    )
-    if not killer:
-        yield NotEnough(
-            "host_memory_oversubscribed",
-            "dmesg or kubectl describe: a SIGKILL from the OOM killer looks like any other",
-        )
-
-
-def _exited(view: View) -> Iterator[Cause]:
-    if view.events("probe_kill"):
-        return
-    for event in view.events("container_exit"):
-        if number(event, "code") == KILLED and not view.events("out_of_memory_killed", "container_killed"):
-            yield Cause(
-                "worker_died",
-                Explanation(
-                    "The container was killed from outside (137 is 128 + SIGKILL). OOMKilled is not said.",
-                    0.6,
-                    (logged(event),),
-                    (advise("who killed it: kubectl describe pod, docker inspect, dmesg -T | grep -i oom"),),
-                ),
-                event.time,
-            )
-            return
-
-
-def _signal(event: LogEvent, code: float | None) -> str:
-    """Return the name of the signal, or nothing."""
-    if event.event == "process_killed":
-        return "SIGKILL"
-    named = group(event, "signal") or ("SIG" + event.field("sig") if event.field("sig") else "")
-    if named:
-        return named
-    if event.event == "process_crashed":
-        return {"Bus error": "SIGBUS", "Aborted": "SIGABRT"}.get(group(event, "what", "what3"), "SIGSEGV")
-    if code is not None and (code < 0 or code > 128):
-        try:
-            return signal.Signals(int(-code if code < 0 else code - 128)).name
-        except ValueError:
-            return ""
-    return ""
-
-
-def _killer(view: View) -> tuple[LogEvent, ...]:
-    return view.events("out_of_memory_killed", "ray_memory_kill", "pod_evicted")[:2]
-
-
-def _explained(view: View, event: LogEvent) -> bool:
-    """Whether an error before the line says why the worker ended."""
-    return any(other.source == event.source for other in view.events(*ERRORS))

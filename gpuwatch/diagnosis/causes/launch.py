@@ -45,6 +45,35 @@ def flags(view: View) -> Iterator[Cause | NotEnough]:
         yield _listed("flag_unknown", unknown, "This engine does not have the flag, and will not start with it")
     if risky:
         yield _listed("flag_risky", risky, "A flag is set with a known trap")
+    yield from _of_another(view)
+
+
+NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
+
+
+def _of_another(view: View) -> Iterator[Cause]:
+    """Say that a launch command is one of another engine than all logs are of: it is left aside."""
+    logs = {given.engine: given for given in view.incident.inputs if given.kind == "engine_log" and given.engine}
+    started = [fact for fact in view.incident.facts if fact.source == "--flags" and fact.key == "engine"]
+    for fact in started[:1]:
+        engine = str(fact.value)
+        if not logs or engine in logs:
+            continue
+        other, given = next(iter(logs.items()))
+        yield Cause(
+            "flag_unknown",
+            Explanation(
+                f"The command starts {NAMES.get(engine, engine)} and the log is one of {NAMES.get(other, other)}: it "
+                "is the command of another engine, and was left aside.",
+                0.9,
+                (
+                    Evidence(f"the command is one of {NAMES.get(engine, engine)}", fact.source, fact.line, "engine"),
+                    Evidence(f"{given.path} is a log of {NAMES.get(other, other)}", given.path),
+                ),
+                (advise("give the command that started the engine of this log", "--flags"),),
+            ),
+            severity="info",
+        )
 
 
 def _of_engine(view: View, event: LogEvent) -> bool:

@@ -1,8 +1,9 @@
-"""What model and configuration do to answers and capacity: context, quantised KV, cut prompts, KV heads."""
+"""What model and configuration do to answers and capacity: context, quantised KV, cut prompts."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, group, number, ruled_out
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.causes.view import Run, View
     from gpuwatch.model import LogEvent
 
-MLA = re.compile(r"Deepseek(?:V[2-9]|ForCausalLMV[2-9])|Kimi|LongcatFlash|MLA", re.IGNORECASE)
-"""Architectures whose KV cache is one latent vector per token for all heads."""
-MORE = 1.5
-"""A layout that holds so many times the requests of another one on the same cards is a clear gain."""
 QUANTISED = ("fp8", "int8", "int4", "nvfp4", "mxfp8", "fp4", "turboquant", "octave", "ultraquant")
 
 
@@ -120,6 +117,9 @@ def _configured(view: View) -> Iterator[Cause]:
         if served is None or served <= native:
             continue
         evidence += from_fact(run, "max_model_len", "requests of up to {} tokens are accepted", "tokens")
+        if _only_asked(run) and not _allowed(run):
+            yield _will_refuse(run, served, native, evidence)
+            return
         fact = run.fact("kv.dtype")
         if fact is None or not str(fact.value).startswith(QUANTISED):
             evidence.append(Evidence("Ruled out: a quantised KV cache: its type is that of the model"))
@@ -133,22 +133,76 @@ def _configured(view: View) -> Iterator[Cause]:
                 tuple(evidence),
                 (
                     advise(
-                        "correct the model's config.json, if it is made for more",
-                        "max_position_embeddings",
-                        int(native),
-                        int(served),
-                    ),
-                    advise(
-                        "or accept no more",
+                        "accept what the model was made for",
                         "--context-length" if run.sglang else "--max-model-len",
                         int(served),
                         int(native),
                     ),
-                    advise("or set rope scaling", "--hf-overrides"),
+                    advise(
+                        "or set rope scaling that it was tested with",
+                        "--json-model-override-args" if run.sglang else "--hf-overrides",
+                    ),
+                    advise(
+                        "or correct the model's config.json, if its card says that it is made for more",
+                        "max_position_embeddings",
+                        int(native),
+                        int(served),
+                    ),
                 ),
             ),
         )
         return
+
+
+def _only_asked(run: Run) -> bool:
+    """Whether a length stands in a launch command only: no log shows that the engine started with it."""
+    fact = run.fact("max_model_len")
+    started = any(run.fact(key) is not None for key in ("ready", "kv.tokens", "kv.bytes", "kv.blocks"))
+    return fact is not None and fact in run.loose.values() and not started
+
+
+def _lifts_check(run: Run) -> str:
+    """Return the environment variable that makes the engine accept a length beyond the model's."""
+    return "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN" if run.sglang else "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+
+
+def _allowed(run: Run) -> bool:
+    """Whether the check of the length is lifted, in the environment or in front of the launch command."""
+    name = _lifts_check(run)
+    if run.text(f"env.{name}").strip().lower() in ("1", "true"):
+        return True
+    return re.search(rf"\b{name}=[\"']?(?:1|true)\b", run.text("command"), re.IGNORECASE) is not None
+
+
+def _will_refuse(run: Run, asked: float, native: float, evidence: list[Evidence]) -> Cause:
+    """Tell that a launch command asks for more than the model was made for, which its engine does not start with."""
+    name = "SGLang" if run.sglang else "vLLM"
+    shown = [
+        replace(item, text=f"{count(asked)} tokens are asked for") if item.name == "max_model_len" else item
+        for item in evidence
+    ]
+    return Cause(
+        "rope_context",
+        Explanation(
+            f"{count(asked)} tokens are asked for, the model was made for {count(native)} and no rope scaling is set: "
+            f"{name} refuses to start with that unless {_lifts_check(run)}=1 is set, and with it the answers beyond "
+            f"{count(native)} tokens are gibberish.",
+            0.85,
+            tuple(shown),
+            (
+                advise(
+                    "accept what the model was made for",
+                    "--context-length" if run.sglang else "--max-model-len",
+                    int(asked),
+                    int(native),
+                ),
+                advise(
+                    "or set rope scaling that it was tested with",
+                    "--json-model-override-args" if run.sglang else "--hf-overrides",
+                ),
+            ),
+        ),
+    )
 
 
 def _positions(view: View) -> tuple[float | None, bool, list[Evidence]]:
@@ -264,96 +318,3 @@ def truncated(view: View) -> Iterator[Cause]:
         ),
         event.time,
     )
-
-
-def kv_heads(view: View) -> Iterator[Cause]:
-    """Judge KV heads that are fewer than the ranks: each rank holds a copy, and more ranks give no more pool."""
-    for run in view.runs:
-        heads, where = _heads(view, run)
-        dcp = run.number("dcp") or 1
-        if heads is None or run.tp <= heads * dcp or run.tp == 1:
-            continue
-        copies = run.tp // heads
-        twin = _twin(view, run)
-        evidence = [
-            *where,
-            *from_fact(run, "tp", "tensor-parallel ranks: {}"),
-            *from_fact(run, "max_concurrency", "requests of full length that fit: {}"),
-        ]
-        gain = ""
-        if twin is not None:
-            ours, theirs = (
-                run.number("max_concurrency") or 0,
-                (twin.number("max_concurrency") or 0) * (twin.number("dp") or 1),
-            )
-            gain = (
-                f" As {twin.number('dp'):.0f} replicas the same cards hold {theirs:.1f} requests of full length, as "
-                f"one group {ours:.1f}."
-            )
-            evidence += from_fact(
-                twin, "max_concurrency", f"{twin.number('dp'):.0f} data-parallel replicas hold {{}} each"
-            )
-        evidence.append(
-            Evidence("Ruled out: the memory fraction and the links between the cards: neither changes the copies")
-        )
-        yield Cause(
-            "kv_head_replication",
-            Explanation(
-                f"The model has {heads} KV head{'s' if heads > 1 else ''} and {run.tp} tensor-parallel ranks: every "
-                f"rank keeps {'the full' if heads == 1 else 'a copied part of the'} KV cache, {copies} times in all, "
-                f"so that more ranks add no room.{gain}",
-                0.9 if twin is not None else 0.75,
-                tuple(evidence),
-                (
-                    advise(
-                        "run attention data-parallel (with expert parallelism for a MoE model)",
-                        "--data-parallel-size",
-                        int(run.number("dp") or 1),
-                        copies,
-                    ),
-                    advise("or share the cache among the ranks", "--decode-context-parallel-size", int(dcp), copies),
-                ),
-            ),
-            _time(run),
-            severity=None if twin is not None else "info",
-        )
-        return
-
-
-def _time(run: Run) -> int:
-    fact = run.fact("max_concurrency") or run.fact("kv.tokens")
-    return (fact.time or 0) if fact is not None else 0
-
-
-def _heads(view: View, run: Run) -> tuple[int | None, list[Evidence]]:
-    """Return the KV heads and where they are known from; one for a latent cache."""
-    latent = run.fact("kv.format")
-    name = run.fact("architecture")
-    if latent is not None:
-        return 1, [told(latent, f"the KV cache has the latent format {latent.value}: one head for all")]
-    if name is not None and MLA.search(str(name.value)):
-        return 1, [told(name, f"{name.value} keeps one latent vector per token for all heads")]
-    config = view.incident.config or {}
-    inner = config.get("text_config")
-    config = inner if isinstance(inner, dict) and "num_key_value_heads" in inner else config
-    value = config.get("num_key_value_heads")
-    if isinstance(value, int) and value > 0:
-        return value, [
-            Evidence(f"config.json: num_key_value_heads is {value}", "config.json", None, "num_key_value_heads", value)
-        ]
-    for event in view.events("config_key"):
-        if event.field("key") == "num_key_value_heads" and event.field("value").isdigit():
-            return int(event.field("value")), [logged(event)]
-    return None, []
-
-
-def _twin(view: View, run: Run) -> Run | None:
-    """Return a run of the same model with more replicas and fewer ranks that holds clearly more."""
-    for other in view.runs:
-        replicas = other.number("dp") or 1
-        if other is run or other.text("model") != run.text("model") or replicas <= (run.number("dp") or 1):
-            continue
-        ours, theirs = run.number("max_concurrency"), other.number("max_concurrency")
-        if ours and theirs and theirs * replicas >= MORE * ours:
-            return other
-    return None

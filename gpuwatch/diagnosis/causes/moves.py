@@ -61,6 +61,11 @@ def _counted_from(run: Run) -> tuple[float | None, str]:
     return default, "" if default is None else f" (counted from {default:g}, the default of this version)"
 
 
+def share_of(run: Run) -> float | None:
+    """Return the share of the card that the engine may take, printed or the default; None where it is not known."""
+    return _counted_from(run)[0]
+
+
 def least_total(run: Run) -> float | None:
     """Return a lower bound of a card's memory: what weights and pool take of the engine's share, over that share."""
     share, weights, pool = _counted_from(run)[0], run.number("weights.bytes"), pool_bytes(run)
@@ -113,17 +118,19 @@ def lower_fraction(run: Run, missing: float, total: float | None, why: str) -> l
 def higher_fraction(run: Run, missing: float, total: float | None, why: str) -> list[Advice]:
     """Return the advice to give the engine `missing` bytes more of the card; no value where the card has no more.
 
+    Where no value can be given and the engine has all that is usual, there is none.
     Where the card's size is not printed, a lower bound of it gives a share that is large enough in any case.
     """
     current = run.number("memory_fraction")
     base, note = _counted_from(run)
     known = total or run.number("gpu.total_bytes")
     total = known or least_total(run)
+    spent = base is not None and base >= USUAL_SHARES[-1]
     if base is None or not total or missing <= 0:
-        return [advise(why, fraction_flag(run), current)]
+        return [] if spent else [advise(why, fraction_flag(run), current)]
     wanted = math.ceil((base + missing / total) * 100) / 100
     if wanted > HIGHEST_FRACTION and not known:
-        return [advise(f"{why}: {size(missing)} more", fraction_flag(run), current)]
+        return [] if spent else [advise(f"{why}: {size(missing)} more", fraction_flag(run), current)]
     if wanted > HIGHEST_FRACTION:
         return [advise(f"{why}; {size(missing)} more would take {wanted:.0%} of the card, which it does not have")]
     return [advise(f"{why}: {size(missing)} more{note}", fraction_flag(run), current, wanted)]
@@ -144,33 +151,40 @@ def shorter(run: Run, proposed: float | None, why: str, current: float | None = 
     return [advise(why, length_flag(run), asked, None if proposed is None else int(proposed))]
 
 
-def next_share(run: Run, why: str) -> Advice:
-    """Return the advice to take the next of the usual shares of a card, where nothing tells how much is missing."""
+def next_share(run: Run, why: str) -> list[Advice]:
+    """Return the advice to take the next of the usual shares of a card, where nothing tells how much is missing.
+
+    Where the engine has more than the last of them, there is none: the rest is for contexts and peaks.
+    """
     base, note = _counted_from(run)
     proposed = next((share for share in USUAL_SHARES if share > base), None) if base is not None else USUAL_SHARES[-1]
-    return advise(why + note, fraction_flag(run), run.number("memory_fraction"), proposed)
+    if proposed is None:
+        return []
+    return [advise(why + note, fraction_flag(run), run.number("memory_fraction"), proposed)]
 
 
-def larger_share(run: Run, why: str) -> Advice:
-    """Return the advice to give the pool more of the card.
+def larger_share(run: Run, why: str) -> list[Advice]:
+    """Return the advice to give the pool more of the card; none where the engine has all that may be given.
 
     SGLang prints what is left free after its start. Of the card outside the share, (free - `SPARE`) / free goes to the
     pool; as graphs and contexts have some of that part, a little less than `SPARE` stays free, which is why it is the
     upper end.
     """
     current, free = run.number("memory_fraction"), run.number("avail.at_end_bytes")
+    if current is not None and current >= USUAL_SHARES[-1]:
+        return []
     if not run.sglang or current is None or free is None or free <= SPARE or not 0 < current < 1:
-        return advise(why, fraction_flag(run), current)
+        return [advise(why, fraction_flag(run), current)]
     proposed = math.floor((current + (1 - current) * (free - SPARE) / free) * 100) / 100
     if not current < proposed <= HIGHEST_FRACTION:
-        return advise(why, fraction_flag(run), current)
-    return advise(f"{why}; {size(free)} are free after the start", fraction_flag(run), current, proposed)
+        return [advise(why, fraction_flag(run), current)]
+    return [advise(f"{why}; {size(free)} are free after the start", fraction_flag(run), current, proposed)]
 
 
 def more_pool(run: Run) -> list[Advice]:
     """Return the ways to a larger KV pool."""
     return [
-        larger_share(run, "or enlarge the pool: more of the card where it is free"),
+        *larger_share(run, "or enlarge the pool: more of the card where it is free"),
         advise(
             "or store the KV cache in 8 bits, or use more GPUs",
             "--kv-cache-dtype",

@@ -27,6 +27,8 @@ CONTEXT = 3 * GIB // 2
 """A process holds about this much beside torch's allocator: CUDA context, NCCL and library workspaces."""
 FOREIGN_SHARE = 0.1
 """From this share of the card on, memory of others counts as theirs and not as noise of contexts and displays."""
+NOTICED = GIB // 2
+"""Less than this is what contexts and displays take anyway."""
 FRAGMENTED = GIB
 """Less that is reserved and not handed out is the normal remainder of torch's blocks, whatever its hint says."""
 _PROCESS = re.compile(r"(?P<own>this process)? has (?P<size>[\d.]+ \w+) memory in use")
@@ -153,7 +155,9 @@ def figures(oom: Oom) -> list[Evidence]:
             )
         found.append(_of(oom, text, oom.spare))
     if oom.others is not None and not oom.shared:
-        text = f"Ruled out: other processes: they hold {size(oom.others)}"
+        decides = oom.others >= NOTICED and oom.others >= oom.short > 0
+        text = f"{'Not ruled' if decides else 'Ruled'} out: other processes: they hold {size(oom.others)}"
+        text += f", more than the {size(oom.short)} that were missing" if decides else ""
         found.append(_of(oom, text, oom.others))
     return found
 
@@ -252,6 +256,14 @@ class Case:
     def evidence(self) -> list[Evidence]:
         """The line, what it rules out, and what tells the step."""
         return [*figures(self.oom), *self.phase.evidence]
+
+    @property
+    def beside(self) -> list[Evidence]:
+        """What says that others hold a good part of the card, for a cause that is not about them."""
+        held = self.oom.others
+        if held is None or not self.oom.shared:
+            return []
+        return [_of(self.oom, f"Not ruled out: other processes: they hold {size(held)} of the card", held)]
 
     @property
     def where(self) -> str:

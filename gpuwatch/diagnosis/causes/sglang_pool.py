@@ -120,7 +120,7 @@ def _retracting(view: View, event: LogEvent, evidence: list[Evidence], confidenc
             run.number("flag.schedule-conservativeness"),
             CONSERVATIVE,
         ),
-        moves.larger_share(run, "or enlarge the pool where memory is left beside it"),
+        *moves.larger_share(run, "or enlarge the pool where memory is left beside it"),
     ]
     return Cause(
         "sglang_retraction_storm",
@@ -156,18 +156,24 @@ def _page_allocation(view: View, event: LogEvent) -> Cause:
     )
 
 
-def _retained(course: Course) -> Cause | None:
+def _retained(view: View, course: Course) -> Cause | None:
     full = [point for point in course.points if (point.pool or 0) >= FULL]
     if len(full) < max(1, len(course.points) / 2):
         return None
-    if any((point.waiting or 0) > 0 for point in full):
+    victims = [event for event in view.events("retraction", "retraction_abort") if course.run.holds(event)]
+    waits = any((point.waiting or 0) > 0 for point in full)
+    if victims or waits:
+        retracted = sum(number(event, "n") or 1 for event in victims)
+        what = f"{count(retracted)} request{' was' if retracted == 1 else 's were'} taken out of the batch"
+        said = " and ".join([*(["requests wait"] if waits else []), *([what] if victims else [])])
         return Cause(
             "kv_pool_saturated",
             Explanation(
-                f"SGLang's KV pool is used to {full[-1].pool or 0:.0%} and requests wait; none was retracted. This is "
-                "load, not a leak.",
+                f"SGLang's KV pool is used to {full[-1].pool or 0:.0%}: {said}"
+                + ("." if victims else "; none was retracted.")
+                + " This is load, not a leak.",
                 0.7,
-                tuple(ends(full)),
+                (*ends(full), *(logged(event) for event in victims[:1])),
                 tuple(moves.more_pool(course.run)),
             ),
             full[0].event.time,
@@ -193,12 +199,12 @@ def _retained(course: Course) -> Cause | None:
 
 def saturation(view: View) -> Iterator[Cause]:
     """Tell of a pool of SGLang that is full: with a queue it is load, without one the cache of finished requests."""
-    if sum(number(event, "n") or 1 for event in view.events("retraction")) >= ENOUGH:
+    if sum(number(event, "n") or 1 for event in view.events("retraction", "retraction_abort")) >= ENOUGH:
         return
     for course in courses(view):
         if not course.points or not course.sglang or _collapse(course):
             continue
-        found = _retained(course)
+        found = _retained(view, course)
         if found is not None:
             yield found
             return

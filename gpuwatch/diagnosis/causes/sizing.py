@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.bounds import HIGHEST_FRACTION
-from gpuwatch.diagnosis.causes import moves
+from gpuwatch.diagnosis.causes import moves, neighbours
 from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, number, ruled_out
 from gpuwatch.diagnosis.explanation import GIB, Explanation, logged, size, told
 from gpuwatch.diagnosis.finding import Evidence, NotEnough
@@ -70,10 +70,14 @@ def _below_budget(view: View, event: LogEvent) -> Cause:
         )
         confidence = 0.85
     else:
+        tenants = neighbours.listed(view, event.field("gpu"))
+        evidence += neighbours.evidence(tenants)
         cause = (
             f"{held:.2f} of {total:g} GiB were in use when the engine started, so that {fraction or 0:g} of the card "
             f"({wanted:g} GiB) is not free: {short:.2f} GiB are missing."
         )
+        if tenants:
+            cause += f" nvidia-smi lists there{neighbours.naming(tenants)}."
         advice.append(
             advise("or free the card: nvidia-smi lists what holds it (a display, a second engine, left-overs)")
         )
@@ -174,7 +178,7 @@ def no_blocks(view: View) -> Iterator[Cause | NotEnough]:
         missing = _missing(run)
         advice: list[Advice] = moves.higher_fraction(run, missing, None, "give the engine more of the card")
         if not missing:
-            advice = [moves.next_share(run, "give the engine more of the card, if it is free")]
+            advice = moves.next_share(run, "give the engine more of the card, if it is free")
         advice += moves.smaller_chunk(run)
         advice.append(advise("or spread the weights over more GPUs", "--tensor-parallel-size", run.tp, run.tp * 2))
         share = f"{current:g} of the card" if current is not None else "the engine's share of the card"

@@ -12,10 +12,13 @@ from gpuwatch.alerts.inhibitions import INHIBITIONS, Inhibition
 from gpuwatch.diagnosis.causes import (
     collectives,
     containers,
+    deaths,
     gpu_memory,
     hardware,
+    heads,
     host,
     kills,
+    later,
     launch,
     limits,
     model,
@@ -26,8 +29,11 @@ from gpuwatch.diagnosis.causes import (
     sglang_pool,
     sizing,
     traffic,
+    xids,
 )
 from gpuwatch.diagnosis.causes.ids import KINDS
+from gpuwatch.diagnosis.causes.later import WHILE_RUNNING
+from gpuwatch.diagnosis.causes.moments import ENDED
 from gpuwatch.diagnosis.causes.view import Cause, View
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER, Finding, NotEnough
 from gpuwatch.diagnosis.ranking import rank
@@ -40,7 +46,7 @@ if TYPE_CHECKING:
     Family = Callable[[View], Iterator[Cause | NotEnough]]
 
 FAMILIES: tuple[Family, ...] = (
-    hardware.xids,
+    xids.xids,
     hardware.lost,
     hardware.cuda_faults,
     gpu_memory.out_of_memory,
@@ -60,7 +66,7 @@ FAMILIES: tuple[Family, ...] = (
     kills.host_kills,
     containers.probes,
     containers.unplaced,
-    kills.died,
+    deaths.died,
     host.host_budget,
     host.growth,
     launch.flags,
@@ -71,7 +77,7 @@ FAMILIES: tuple[Family, ...] = (
     model.rope,
     model.quantised_cache,
     model.truncated,
-    model.kv_heads,
+    heads.kv_heads,
     pool.storms,
     sglang_pool.retractions,
     pool.saturation,
@@ -105,7 +111,7 @@ LIVE: tuple[Family, ...] = (
     sizing.no_blocks,
     sglang_pool.retractions,
     kills.host_kills,
-    kills.died,
+    deaths.died,
     launch.flags,
     launch.port,
     launch.model,
@@ -164,12 +170,6 @@ CHAINS: tuple[Inhibition, ...] = tuple(Inhibition(cause, tuple(symptoms.split())
 """Which finding explains which in one incident, nearest cause first; the table of the alerts comes after it."""
 
 
-WHILE_RUNNING = frozenset(
-    {"kv_preemption_storm", "sglang_retraction_storm", "sglang_kv_alloc_failure", "engine_stalled"}
-)
-"""Critical findings about an engine that goes on running."""
-
-
 def judge(
     incident: Incident, families: Iterable[Family] = FAMILIES
 ) -> tuple[tuple[Finding, ...], tuple[NotEnough, ...]]:
@@ -181,23 +181,35 @@ def judge(
     view = View(incident)
     found: dict[str, Finding] = {}
     lacking: dict[tuple[str, str], NotEnough] = {}
+    apart: set[str] = set()
     for family in families:
         for said in family(view):
             if isinstance(said, NotEnough):
                 lacking.setdefault((said.id, said.missing), said)
             elif said.explanation.evidence:
                 finding = _finding(said)
-                found[finding.id] = _better(found[finding.id], finding) if finding.id in found else finding
-    ranked = _ranked(found)
+                better = _better(found[finding.id], finding) if finding.id in found else finding
+                if better is finding:
+                    (apart.add if said.apart else apart.discard)(said.id)
+                found[finding.id] = better
+    ranked = _ranked({id_: later.told(view, finding) for id_, finding in found.items()}, apart)
     _ended_without_a_cause(view, found, lacking)
-    firm = {finding.id for finding in ranked if finding.severity == "critical"}
+    firm = {finding.id for finding in found.values() if finding.severity == "critical"}
     return ranked, tuple(each for each in lacking.values() if each.id not in firm)
 
 
-def _ranked(found: dict[str, Finding]) -> tuple[Finding, ...]:
-    """Return the findings in order: what ended the engine, or kept it from starting, comes before how it ran."""
+def _ranked(found: dict[str, Finding], apart: set[str]) -> tuple[Finding, ...]:
+    """Return the findings in order: what ended the engine, or kept it from starting, comes before how it ran.
+
+    Findings of another time, `apart`, explain no end.
+    """
     ordered = [finding if finding.id in WHILE_RUNNING else replace(finding, since=0) for finding in found.values()]
-    return tuple(replace(each, since=found[each.id].since) for each in rank(ordered, (*CHAINS, *_without_labels())))
+    rows = [_near(row) if row.cause in apart else row for row in (*CHAINS, *_without_labels())]
+    return tuple(replace(each, since=found[each.id].since) for each in rank(ordered, rows))
+
+
+def _near(row: Inhibition) -> Inhibition:
+    return replace(row, symptoms=tuple(symptom for symptom in row.symptoms if symptom not in ENDED))
 
 
 def _finding(cause: Cause) -> Finding:

@@ -30,13 +30,17 @@ _RANKED = re.compile(r"\.((?:DP|PP|PCP|TP|DCP|EP)\d+(?:_\w+)?)$")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause that was found. `severity` is set where this sighting is less than what the id stands for."""
+    """A cause that was found. `severity` is set where this sighting is less than what the id stands for.
+
+    `apart` says that its time is known, and that no engine ended then.
+    """
 
     id: str
     explanation: Explanation
     since: int = 0
     severity: Severity | None = None
     labels: tuple[tuple[str, str], ...] = ()
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +192,10 @@ def _runs(incident: Incident) -> tuple[Run, ...]:
         by_source.setdefault(fact.source, []).append(fact)
     sources = list(dict.fromkeys([*by_source, *(event.source for event in incident.events)]))
     commands = {given.path for given in incident.inputs if given.kind in ("flags", "model_config")} | {"--flags"}
-    loose = {fact.key: fact for fact in incident.facts if fact.source in commands}
     others = {event.source for event in incident.events if _is_sglang(event)}
     named = {fact.source for fact in incident.facts if fact.key == "engine"}
     others |= {given.path for given in incident.inputs if given.engine == "sglang" and given.path not in named}
+    engines = {given.path: given.engine for given in incident.inputs if given.kind == "engine_log"}
     runs = []
     for source in sources:
         if source in commands:
@@ -203,10 +207,23 @@ def _runs(incident: Incident) -> tuple[Run, ...]:
             own = tuple(fact for fact in facts if start <= (fact.line or 0) < end)
             if own or len(bounds) == 1:
                 kind = "sglang" if source in others else ""
+                engine = _text(own, "engine") or kind or engines.get(source, "")
+                loose = _loose(incident, commands, engine)
                 runs.append(Run(source, start if len(bounds) > 1 else 0, end, own, loose, kind))
     # The run that a finding speaks of by default is one that told something about an engine.
     runs.sort(key=lambda run: any(fact.key in ("version", "model", STARTED) for fact in run.facts))
-    return tuple(runs) or (Run("", 0, 1 << 62, (), loose),)
+    return tuple(runs) or (Run("", 0, 1 << 62, (), _loose(incident, commands, "")),)
+
+
+def _loose(incident: Incident, commands: set[str], engine: str) -> dict[str, Fact]:
+    """Return the facts of launch commands that can be about a run of an engine: those of another engine are not."""
+    facts = [fact for fact in incident.facts if fact.source in commands]
+    started = {fact.source: str(fact.value) for fact in facts if fact.key == "engine"}
+    return {fact.key: fact for fact in facts if not engine or started.get(fact.source, engine) == engine}
+
+
+def _text(facts: Iterable[Fact], key: str) -> str:
+    return next((str(fact.value) for fact in facts if fact.key == key), "")
 
 
 def _is_sglang(event: LogEvent) -> bool:

@@ -66,7 +66,7 @@ class Derived:
         self._gpus: dict[Labels, MemoryTrail] = {}
         self._gpu_seen: dict[Labels, int] = {}
         self._on_gpu: dict[str, frozenset[str]] = {}
-        self._servers_up: dict[str, bool] = {}
+        self._ready: dict[str, bool] = {}
         self._keys: tuple[Labels, ...] = ()
         self._names: dict[tuple[str, Labels], Labels] = {}
 
@@ -89,7 +89,7 @@ class Derived:
         """Drop what is known of a target that is not polled any more."""
         for engine in self._of_target.pop(target, ()):
             self._engines.pop(engine, None)
-            self._servers_up.pop(label(engine, "server"), None)
+            self._ready.pop(label(engine, "server"), None)
         layout = self._layouts.pop(target, None)
         if layout is not None:
             self._forget(layout.memory)
@@ -111,7 +111,7 @@ class Derived:
             high = float(batch.values[rows[_HIGH]]) if _HIGH in rows else used
             trail = self._gpus.setdefault(gpu, MemoryTrail())
             engines = self._on_gpu.get(label(gpu, "uuid"), frozenset())
-            ready = all(self._servers_up.get(server, False) for server in engines)
+            ready = all(self._ready.get(server, False) for server in engines)
             trail.serve(batch.time, engines, ready=ready)
             trail.add(batch.time, used, low, high)
             self._gpu_seen[gpu] = batch.time
@@ -139,18 +139,21 @@ class Derived:
             if engine not in layout.engines:
                 del self._engines[engine]
         self._of_target[batch.target] = now
+        ready: dict[str, bool] = {}
         for engine, rows in layout.engines.items():
             trail = self._engines.get(engine)
             if trail is None:
                 trail = EngineTrail(engine, sglang=label(engine, "engine_kind") == "sglang")
                 self._engines[engine] = trail
             trail.update(batch.time, rows, batch.values)
-            self._servers_up[label(engine, "server")] = True
+            server, asleep = label(engine, "server"), rows.single.get("asleep")
+            ready[server] = ready.get(server, True) and (asleep is None or batch.values[asleep] == 0)
+        self._ready |= ready
 
     def _lose(self, batch: Batch) -> None:
         for engine in self._of_target.get(batch.target, ()):
             self._engines[engine].lost()
-            self._servers_up[label(engine, "server")] = False
+            self._ready[label(engine, "server")] = False
         layout = self._layouts.get(batch.target)
         if layout is not None:
             self._forget(layout.memory)

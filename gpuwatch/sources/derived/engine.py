@@ -54,6 +54,7 @@ _SINGLE = {
     "kv_cache_free_tokens": "free",
     "kv_cache_blocks": "blocks",
     "kv_block_size_tokens": "block_size",
+    "asleep": "asleep",
 }
 _FINISHED = "requests_finished_total"
 _NOT_OF_THE_PAGE = ("process_", "processes", "config_", "info")

@@ -48,10 +48,10 @@ class MemoryTrail:
             spans.popleft()
 
     def serve(self, time: int, engines: frozenset[str], *, ready: bool) -> None:
-        """Say which engines use the GPU and whether all of them answer.
+        """Say which engines use the GPU and whether all of them answer and are awake.
 
-        Loading weights and allocating the pool are steps too, but not the ones a prompt causes: a step counts only
-        from the moment at which every engine on the GPU answered, and starts anew when one comes or goes.
+        Loading weights, allocating the pool and waking up are steps too, but not the ones a prompt causes: a step
+        counts only from the moment at which every engine on the GPU was ready, and starts anew when one comes or goes.
         """
         if not ready or not engines:
             self.serving_since = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuwatch.engines.log_text import clean
-from gpuwatch.sources.files import commands, model_config, smi_csv, smi_query, smi_table
+from gpuwatch.sources.files import commands, containers, model_config, smi_csv, smi_query, smi_table
 from gpuwatch.sources.files.book import FileBook
 from gpuwatch.sources.files.opening import HEAD, UnreadableError, open_input
 from gpuwatch.sources.files.samples import Found
@@ -33,6 +33,7 @@ _TOP = 1 << 20
 RECORDING = b'{"gpuwatch_recording"'
 
 _KERNEL_PATTERNS = frozenset({"xid", "gpu_lost", "driver_error", "oom_killer", "oom_constraint", "segfault"})
+_OF_CONTAINERS = frozenset({"out_of_memory_killed", "container_exit", "memory_limit", "container_killed"})
 _PAGE_MARKS = (
     "# TYPE ",
     "# HELP ",
@@ -156,7 +157,8 @@ def _read(opened: Opened, near: int, progress: Callable[[int, int], None] | None
     book.read(hits)
     if rest.rows:
         del head[head.rfind(b"\n") + 1 :]
-    found = _parts(Text(bytes(head)), rest)
+    text = Text(bytes(head))
+    found = _parts(text, rest)
     for key, value, line, time in found.facts:
         book.tell(key, value, line, time)
     for name, group in scanner.groups.items():
@@ -175,10 +177,17 @@ def _read(opened: Opened, near: int, progress: Callable[[int, int], None] | None
         note,
         opened.modified,
         tuple(facts),
-        tuple(book.events),
+        tuple(_attributed(book.events, text.first(_TOP))),
         tuple(found.samples.all()),
         found.config,
     )
+
+
+def _attributed(events: list[LogEvent], top: Text) -> list[LogEvent]:
+    """Return events with the container that they are about, where the text is one about containers."""
+    if not any(event.event in _OF_CONTAINERS for event in events) or not top.has(containers.MARKS):
+        return events
+    return containers.attributed(events, containers.read_containers(top.lines))
 
 
 def _count(book: FileBook, name: str, group: Group) -> None:

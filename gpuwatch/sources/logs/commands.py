@@ -11,17 +11,13 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuwatch.config_checks import log_name
 from gpuwatch.model import Reason, SourceError
 from gpuwatch.sources.logs.lines import LineSplitter, LogLimits, RawLine
 
 if TYPE_CHECKING:
     from gpuwatch.clock import Clock
 
-_UNIT = re.compile(r"^[A-Za-z0-9][\w.@:\\-]{0,254}$")
-_CONTAINER = re.compile(r"^[A-Za-z0-9][\w.-]{0,254}$")
-_KUBERNETES = re.compile(
-    r"^(?P<ns>[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)/(?P<pod>[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)(?:/(?P<c>[a-z0-9-]{1,63}))?$"
-)
 _STAMP = re.compile(rb"^\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d:?\d\d)(?= )")
 _FIRST_RETRY = 1.0
 # A child that has delivered for this long, in seconds, starts the back-off anew when it ends.
@@ -53,28 +49,22 @@ def command_for(spec: str, backlog: int) -> LogCommand | None:
     Raises:
         SourceError: the name is not one that the program could know.
     """
-    kind, colon, name = spec.partition(":")
-    if not colon or kind not in ("journal", "docker", "k8s"):
+    try:
+        named = log_name(spec)
+    except ValueError as error:
+        raise SourceError(Reason.FAILED, f"log {spec!r}: allowed is {error}") from None
+    if named is None:
         return None
-    lines = str(backlog)
+    (kind, found), lines = named, str(backlog)
+    name = found.group()
     if kind == "journal":
-        _check(_UNIT, name, spec, "journal:UNIT, such as journal:vllm.service")
         journal = ("-u", name, "-o", "short-iso-precise", "-f", "-n", lines, "--no-pager")
         return LogCommand("journalctl", journal, f"the journal of {name}", indents=True)
     if kind == "docker":
-        _check(_CONTAINER, name, spec, "docker:NAME, the name or id of a container")
         return LogCommand("docker", ("logs", "--follow", "--timestamps", "--tail", lines, name), f"container {name}")
-    pod = _check(_KUBERNETES, name, spec, "k8s:NAMESPACE/POD or k8s:NAMESPACE/POD/CONTAINER")
-    arguments = ("logs", "--follow", "--timestamps", f"--tail={lines}", f"--namespace={pod['ns']}", pod["pod"])
-    container = (f"--container={pod['c']}",) if pod["c"] else ()
+    arguments = ("logs", "--follow", "--timestamps", f"--tail={lines}", f"--namespace={found['ns']}", found["pod"])
+    container = (f"--container={found['c']}",) if found["c"] else ()
     return LogCommand("kubectl", (*arguments, *container), f"pod {name}")
-
-
-def _check(form: re.Pattern[str], name: str, spec: str, allowed: str) -> re.Match[str]:
-    found = form.match(name)
-    if found is None:
-        raise SourceError(Reason.FAILED, f"log {spec!r}: allowed is {allowed}")
-    return found
 
 
 class CommandInput:

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 STATES = ("ok", "lost", "hung", "late", "resetting", "no_permission", "failed")
 
-XIDS = (13, 31, 43, 45, 48, 61, 62, 63, 64, 69, 74, 79, 92, 94, 95, 119, 120, 140, 143, 154)
+XIDS = (
+    8, 13, 31, 32, 38, 43, 45, 48, 56, 57, 58, 61, 62, 63, 64, 68, 69, 74, 79, 92, 94, 95, 109, 110, 119, 120, 121,
+    136, 137, 140, 143, 144, 145, 146, 147, 148, 149, 150, 154, 155, 156, 157, 158, 160, 161, 171, 172,
+)  # fmt: skip
 """Xids that are exported at 0 from the first tick, because `increase` never sees a counter that starts at 1.
 
-Memory and bus faults, hung or lost GPUs, GSP time-outs, NVLink errors, and the faults that programs cause.
+All whose meaning is known, so that a Prometheus which looks every 15 or 30 seconds alerts at the first of them.
 Source: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors).
 """
 
@@ -181,6 +184,15 @@ class Gpu:
         if self.answered is not None and now - self.answered <= late:
             return self.reported
         return "hung" if hanging or self.stuck is not None else "late"
+
+    def silence(self, now: float, asked_since: float) -> float:
+        """Return the seconds at `now` since its last answer; where there was none, since it is asked.
+
+        A call that hangs was asked no later than it began.
+        """
+        if self.answered is not None:
+            return now - self.answered
+        return max(now - asked_since, self.stuck[1] if self.stuck is not None else 0.0)
 
     def use(self) -> GpuUse:
         """Return what attribution needs. A unified memory is used by the whole machine, so its total says nothing."""

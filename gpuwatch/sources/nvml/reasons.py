@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpuwatch.model import Reason
 from gpuwatch.sources.nvml.wire import BINDING, NO_GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why there is no worker."""
+
+    reason: Reason
+    detail: str
+    rare: bool = False
+
 
 REASONS: dict[int, Reason] = {
     1: Reason.NO_DRIVER,

@@ -17,7 +17,7 @@ from gpuwatch.sources.nvml.attribution import attribute
 from gpuwatch.sources.nvml.child import Child
 from gpuwatch.sources.nvml.gpus import Gpu, placeholder
 from gpuwatch.sources.nvml.processes import ProcessTree, in_initial_namespace
-from gpuwatch.sources.nvml.reasons import RARE, driver_traces, failure_detail, in_container, reason_of
+from gpuwatch.sources.nvml.reasons import RARE, Failure, driver_traces, failure_detail, in_container, reason_of
 from gpuwatch.sources.nvml.xids import pci_address
 
 if TYPE_CHECKING:
@@ -59,15 +59,6 @@ class Timing:
     def hopeless(self) -> float:
         """Seconds of silence of the whole worker after which it is replaced."""
         return max(self.replace_after, 2 * self.late)
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why there is no worker."""
-
-    reason: Reason
-    detail: str
-    rare: bool = False
 
 
 class NvmlSource:
@@ -122,6 +113,11 @@ class NvmlSource:
         """Process id of the worker that runs now, for the program's own figures."""
         child = self._child
         return child.pid if child else None
+
+    @property
+    def count(self) -> int | None:
+        """How many GPUs the driver counts, MIG devices not among them; None as long as it has not said so."""
+        return self._count
 
     def saw_xid(self, address: str, code: int, time: int) -> bool:
         """Take an Xid that the kernel's log tells, seen at `time` (milliseconds since the epoch). From any thread.
@@ -349,7 +345,7 @@ class NvmlSource:
         for gpu in self._gpus.values():
             state = states[id(gpu)]
             silent = state == "hung" and gpu.present
-            since = now - (gpu.answered or self._silent_since) if silent else None
+            since = gpu.silence(now, min(self._started, self._silent_since)) if silent else None
             parts = [gpu.standing(state, since)]
             if state not in ("lost", "hung", "late"):
                 parts.append(gpu.readings())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER
 from gpuwatch.queries import PER_HOST
+from gpuwatch.snapshot import lost_machines
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.view.findings import GLYPHS, TONES
 from gpuwatch.tui.view.status import conclusion, plural
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
     from gpuwatch.snapshot import Snapshot
     from gpuwatch.tui.view.findings import Row
     from gpuwatch.tui.view.model import Model
-
-LOST_SECONDS = 120.0
-"""A machine that was scraped within the last hour and not for this long is called lost: two minutes, four scrapes of
-30 s or eight of 15 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +72,13 @@ def machines(snapshot: Snapshot, rows: Sequence[Row]) -> tuple[Machine, ...]:
     for row in rows:
         if row.finding.state == "firing" and "host" in row.finding.labels:
             findings.setdefault(machine_of(row, snapshot.cluster_label), []).append(row)
+    lost = lost_machines(snapshot)
     made = [
         Machine(
             key,
             figures.get(key, {}),
             tuple(sorted(findings.get(key, []), key=lambda row: -SEVERITY_ORDER[row.finding.severity])),
-            _lost(figures.get(key, {}), snapshot.time),
+            lost.get(key),
         )
         for key in figures.keys() | findings.keys()
     ]
@@ -116,12 +114,6 @@ def conclusion_on_page(model: Model) -> tuple[str, str, str]:
     focus = model.snapshot.focus
     about = [machine for machine in model.machines if focus in (None, machine.key)]
     return conclusion_of(model.snapshot, about, model.findings)
-
-
-def _lost(figures: Mapping[str, float], time: int) -> float | None:
-    seen = figures.get("host_last_seen")
-    silent = time / 1000 - seen if seen is not None else 0.0
-    return silent if silent >= LOST_SECONDS else None
 
 
 def _order(machine: Machine) -> tuple[int, tuple[str, str]]:

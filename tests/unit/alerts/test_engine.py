@@ -325,6 +325,20 @@ def test_a_symptom_is_marked_with_its_cause(tmp_path):
     assert [(rule.firing, rule.inhibited) for rule in evaluation.rules] == [(1, 0), (1, 1)]
 
 
+def test_rules_that_take_over_keep_what_is_kept_firing_or_resolved_of_equal_rules(tmp_path):
+    world = World(tmp_path, HOT)
+    gpu = series("temperature", gpu="0")
+    for value in (95, 96, 97, 85):
+        world.tick({gpu: value})
+    (tmp_path / "again").mkdir()
+    for rules, want in ((HOT, ["firing", "resolved"]), (HOT.replace("> 90", "> 91"), [])):
+        again = World(tmp_path / "again", rules)
+        again.engine.take_over(world.engine)
+        again.time = world.time
+        seen = [alert.state for _ in range(2) for alert in again.tick({gpu: 85}).alerts]
+        assert seen == want
+
+
 def test_saved_starts_survive_a_restart(tmp_path):
     before = World(tmp_path, HOT)
     gpu = series("temperature", gpu="0")

@@ -157,6 +157,15 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_packed(log, tmp_path, caps
     assert not (tmp_path / "b.tar.gz").exists()
 
 
+def test_files_in_which_nothing_is_recognised_are_no_bundle(log, tmp_path, capsys):
+    nothing = tmp_path / "notes.txt"
+    nothing.write_text("buy milk\n")
+    assert main(["bundle", str(nothing), "-o", str(tmp_path / "b.tar.gz")]) == 3
+    assert "gpuwatch bundle: nothing to pack: in no file was anything recognised\n" in capsys.readouterr().err
+    assert not (tmp_path / "b.tar.gz").exists()
+    assert main(["bundle", str(nothing), str(log), "-o", str(tmp_path / "b.tar.gz"), "--quiet"]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

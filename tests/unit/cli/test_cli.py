@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuwatch.cli import _Output
 from gpuwatch.cli.output import finding_lines, ranked, report_json
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding, NotEnough
 from gpuwatch.recording import Reader
@@ -267,6 +268,39 @@ def test_output_that_cannot_be_written_is_one_line_and_no_traceback(alone, targe
     done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in done.stderr
     assert done.returncode == (2 if target else 3)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["-v"]])
+def test_a_reader_that_went_away_does_not_hide_a_critical_finding(tmp_path, options):
+    rules = tmp_path / "r.yml"
+    rules.write_text("groups: [{name: g, rules: [{alert: Mine, expr: vector(1), labels: {severity: critical}}]}]\n")
+    log = tmp_path / "engine.log"
+    log.write_text("INFO 01-01 00:00:00 [api_server.py:1] a line\n")
+    config = tmp_path / "c.toml"
+    config.write_text(f'gpus = false\ndiscovery = false\nkernel_log = "off"\nrules = ["{rules}"]\n')
+    gone, ours = os.pipe()
+    os.close(gone)
+    command = [sys.executable, "-m", "gpuwatch", "check", "--for", "3", "--config", config, "--log", log, *options]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=ours, stderr=subprocess.PIPE, text=True, timeout=150, check=False
+        )
+    finally:
+        os.close(ours)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "Broken" not in done.stderr
+
+
+def test_a_long_output_ends_with_its_reader_and_a_printed_one_goes_nowhere():
+    gone, ours = os.pipe()
+    os.close(gone)
+    with os.fdopen(ours, "w", encoding="utf-8") as stream:
+        output = _Output(stream)
+        with pytest.raises(BrokenPipeError):
+            output.writelines("x" * 1000 for _ in range(1000))
+        print("y" * 100_000, file=output, flush=True)
+        output.writelines("x" * 1000 for _ in range(1000))
 
 
 def test_a_terminal_without_utf8_gets_question_marks(alone):

@@ -136,3 +136,11 @@ def test_a_refused_rule_file_is_named(tmp_path, capsys):
     assert str(own) in error
     assert error.endswith("gpuwatch rules check lists everything\n")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("folder", ["", "  "])
+def test_an_empty_folder_is_refused_and_nothing_is_written(tmp_path, capsys, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    assert main(["dashboards", folder]) == 2
+    assert "DIR is empty; allowed: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -202,10 +202,42 @@ def test_markdown_of_hostile_lines_keeps_its_fences(capsys, tmp_path):
         ("vllm.v1.engine.exceptions.EngineDeadError: x", "vllm.v1.engine.exceptions.EngineDeadError: x"),
         ("at 10:00:00 vLLM 0.32.0 took 3.82 GiB", "at 10:00:00 vLLM 0.32.0 took 3.82 GiB"),
         ("torch.OutOfMemoryError: CUDA out of memory.", "torch.OutOfMemoryError: CUDA out of memory."),
+        ("user=bob ok", "user=<user> ok"),
+        ("{'username': 'carol', 'user': None}", "{'username': '<user>', 'user': None}"),
+        ("uid=1000(bob) gid=1000(staff) user=root", "uid=1000(<user>) gid=1000(<user>) user=root"),
+        ("session opened for user bob(uid=0)", "session opened for user <user>(uid=0)"),
+        ("to 2001:db8::17 and [2001:db8::1]:8000", "to <address> and [<address>]:8000"),
+        ("bind [::1]:8000, fe80::1: down, ::ffff:10.1.2.3", "bind [::1]:8000, <address>: down, <address>"),
+        ("VLLM::EngineCore, c10::cuda, at::add, torch::5d", "VLLM::EngineCore, c10::cuda, at::add, torch::5d"),
+        ("https://u:pw@h.acme.com:8443/x", "https://<redacted>@<host>:8443/x"),
+        ("postgres://u:p@[2001:db8::1]:5432/", "postgres://<redacted>@<host>:5432/"),
     ],
 )
 def test_what_is_nobodys_business_is_cut_out_and_the_rest_stays(text, shown):
     assert public(text) == shown
+
+
+def test_files_may_stand_before_between_and_behind_options(capsys, log, novel, tmp_path):
+    other = tmp_path / "other.log"
+    other.write_text(FREE)
+    code, out, err = run(capsys, log, "--flags", "vllm serve m --max-num-seqs 8", str(other), "--json", novel)
+    assert (code, err) == (FINE, "")
+    assert [each["path"] for each in json.loads(out)["inputs"]] == [log, str(other), novel, "--flags"]
+
+
+def test_an_option_that_does_not_exist_is_refused_between_files(capsys, log):
+    with pytest.raises(SystemExit) as ended:
+        main(["diagnose", log, "--nope", log])
+    assert ended.value.code == WRONG
+    assert "--nope" in capsys.readouterr().err
+
+
+def test_where_nothing_is_found_what_is_lacking_is_told_without_asking(capsys, tmp_path):
+    path = tmp_path / "tail.log"
+    path.write_text("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n")
+    code, out, _ = run(capsys, str(path))
+    assert code == FINE
+    assert "no findings\ncould not be judged:\n  worker_died: why the engine ended" in out
 
 
 def test_the_names_of_this_machine_and_user_are_cut_out(monkeypatch):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -180,6 +181,45 @@ def test_a_result_that_can_no_longer_be_saved_is_printed_all_the_same(capsys, tm
     out, err = capsys.readouterr()
     assert "up to 512 tokens goes well" in out
     assert "No such file or directory; the result is printed, not saved" in err
+
+
+def test_a_result_is_saved_where_stdout_fails(tmp_path):
+    saved = tmp_path / "x.json"
+    with serving(Engine()) as url, Path("/dev/full").open("w") as full:
+        arguments = [sys.executable, "-m", "gpuwatch", "probe", "ramp", "--engine", url, *QUICK, "-o", str(saved)]
+        process = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, timeout=120, check=False)
+    assert process.returncode != 0
+    assert json.loads(saved.read_text())["complete"] is True
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_file_that_was_made_while_the_probe_ran_is_not_replaced(capsys, tmp_path, dangling):
+    saved, engine = tmp_path / "x.json", Engine()
+
+    def mishap(tokens, number):
+        if tokens == 512:
+            saved.symlink_to(tmp_path / "nowhere") if dangling else saved.write_text("precious")
+
+    engine.mishap = mishap
+    with serving(engine) as url:
+        assert main(["probe", "ramp", "--engine", url, *QUICK, "-o", str(saved)]) == 2
+        out, err = capsys.readouterr()
+        assert "up to 512 tokens goes well" in out
+        assert f"-o {saved}: exists by now; the result is printed, not saved" in err
+        assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+        assert saved.is_symlink() if dangling else saved.read_text() == "precious"
+        assert main(["probe", "ramp", "--engine", url, *QUICK, "-o", str(saved)]) == 2
+        assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mishap", [500, "garbage"])
+@pytest.mark.parametrize("probe", ["ramp", "context", "prefix", "needle", "order", "digits"])
+def test_a_server_that_fails_every_completion_is_exit_code_three(capsys, probe, mishap):
+    engine = Engine(mishap=lambda tokens, number: mishap if tokens > 30 else None)
+    with serving(engine) as url:
+        assert main(["probe", probe, "--engine", url]) == 3
+    captured = capsys.readouterr()
+    assert captured.out or captured.err.count("\n") == 1
 
 
 def test_a_missing_log_or_certificate_file_is_named(capsys, tmp_path):

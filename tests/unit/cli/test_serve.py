@@ -324,6 +324,32 @@ def test_a_reload_follows_other_engines_and_rules_and_keeps_everything_when_it_i
     assert states.get("MineFires", "resolved") == "resolved"
 
 
+def test_what_waits_for_the_next_start_is_said_at_every_reload_and_checked(start, tmp_path):
+    (tmp_path / "web.yml").write_text("basic_auth_users: {}\n")
+    (tmp_path / "broken.yml").write_text("tls_server_config: {cert_file: no.pem, key_file: no.key}\n")
+    daemon = start()
+    daemon.ready()
+
+    def reload(serve):
+        before = daemon.said()
+        daemon.config.write_text(f"{ALONE}[serve]\n{serve}\n")
+        daemon.process.send_signal(signal.SIGHUP)
+        return daemon.until(lambda: daemon.said().removeprefix(before).partition("\n")[0])
+
+    waits = "gpuwatch: serve.web_config: takes effect at the next start"
+    for _ in range(2):
+        assert reload(f'web_config = "{tmp_path / "web.yml"}"') == waits
+    for text, message in (
+        (f'web_config = "{tmp_path / "none.yml"}"', "none.yml: cannot be read"),
+        (f'web_config = "{tmp_path / "broken.yml"}"', "no.pem"),
+        ('otlp = "ftp://x"', "otlp 'ftp://x': allowed: http"),
+    ):
+        said = reload(text)
+        assert message in said
+        assert said.endswith("; the configuration before it stays in force")
+    assert reload("") == "gpuwatch: the configuration was read again"
+
+
 def test_a_finding_keeps_its_start_over_a_restart_and_after_a_kill(start, tmp_path):
     rules = tmp_path / "mine.yml"
     rules.write_text(MINE)

@@ -73,6 +73,22 @@ def test_an_empty_file_is_the_default(tmp_path):
             "[[engine]]\nurl = 'http://h:1'\nkind = 'tgi'",
             "engine 1: key 'kind' is 'tgi'; allowed: '' or 'vllm' or 'sglang'",
         ),
+        ("[[engine]]\nurl = 'http://h:1'\npath = 'metrics'", "engine 1: key 'path' is 'metrics'; allowed: a path that"),
+        ("[[engine]]\nurl = 'http://h:1'\npath = '/a b'", "engine 1: key 'path' is '/a b'; allowed: a path that"),
+        ('[[engine]]\nurl = "http://h:1"\npath = "/a\\r"', "engine 1: key 'path' is '/a\\r'; allowed: a path that"),
+        ("[[engine]]\nurl = 'http://h:1/a b'", "engine 1: engine 'http://h:1/a b': only ASCII without blanks"),
+        ("[[engine]]\nurl = 'http://h:1'\nlog = 'docker:'", "engine 1: key 'log' is 'docker:'; allowed: docker:NAME"),
+        ("[[log]]\nsource = 'docker:'", "log 1: key 'source' is 'docker:'; allowed: docker:NAME"),
+        ("[[log]]\nsource = 'journal:a b'", "log 1: key 'source' is 'journal:a b'; allowed: journal:UNIT"),
+        ("[[log]]\nsource = 'k8s:pod'", "log 1: key 'source' is 'k8s:pod'; allowed: k8s:NAMESPACE/POD"),
+        ('[[log]]\nsource = "docker:x\\n"', "log 1: key 'source' is 'docker:x\\n'; allowed: docker:NAME"),
+        ("[[alertmanager]]\nurl = 'http://h:1/a b'", "alertmanager 1: only ASCII without blanks in an address"),
+        ("[serve]\nhosts = ['a b']", "serve: key 'hosts' is ['a b']; allowed: a list of host names or addresses"),
+        ("[serve]\nhosts = ['a:80']", "serve: key 'hosts' is ['a:80']; allowed: a list of host names or addresses"),
+        ("[serve]\nhosts = ['']", "serve: key 'hosts' is ['']; allowed: a list of host names or addresses"),
+        ("[serve]\nrunbook_url = 'javascript:x'", "serve: key 'runbook_url' is 'javascript:x'; allowed: an address"),
+        ("[serve]\nrunbook_url = 'https://h/#x'", "serve: key 'runbook_url' is 'https://h/#x'; allowed: an address"),
+        ('host = "a\\u0000"', "key 'host' is 'a\\x00'; allowed: a string"),
         ("[[engine]]\nurl = 'http://h:1'\ntoken = 'x'", "engine 1: unknown key 'token'; allowed: url, kind"),
         ("[[log]]\nserver = 'h:1'", "log 1: key 'source' is missing"),
         ("interval = [", "not TOML: "),
@@ -85,6 +101,17 @@ def test_a_wrong_file_is_refused_with_file_key_and_what_is_allowed(tmp_path, tex
         load(path)
     assert str(error.value).startswith(f"{path}: {message}")
     assert "\n" not in str(error.value)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    assert load(write(tmp_path, b"\xef\xbb\xbfinterval = 2\n")).interval == 2.0
+
+
+def test_a_server_may_be_asked_under_names_and_addresses(tmp_path):
+    text = "[serve]\nhosts = ['node-07.example', 'node_7', '10.0.0.7', 'fd00::7']\nrunbook_url = 'https://w.example/r'"
+    serve = load(write(tmp_path, text)).serve
+    assert serve.hosts == ("node-07.example", "node_7", "10.0.0.7", "fd00::7")
+    assert serve.runbook_url == "https://w.example/r"
 
 
 def test_an_unreadable_file_says_so(tmp_path):
@@ -108,7 +135,19 @@ def test_an_engine_address_may_be_short(text, url, path):
     assert (engine.url, engine.path) == (url, path)
 
 
-@pytest.mark.parametrize("text", ["", "http://", "http://h:port", "file:///etc/passwd", "http://user:secret@h:1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "http://",
+        "http://h:port",
+        "file:///etc/passwd",
+        "http://user:secret@h:1",
+        "http://user:secret@h:port",
+        "ftp://user:secret@h:1",
+        "http://user:secret@h 1",
+    ],
+)
 def test_a_wrong_engine_address_is_refused_without_repeating_a_password(text):
     with pytest.raises(ConfigError) as error:
         engine_from_url(text)

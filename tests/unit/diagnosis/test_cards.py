@@ -46,7 +46,12 @@ class TestXids:
         assert any("power supply" in advice.text for advice in finding.advice)
         assert watch.ids[0] == "xid_hardware"
         assert watch["gpu_lost"].caused_by == "xid_hardware"
-        assert watch["engine_stalled"].caused_by is None  # an engine on another card of the host would stall as well
+        assert watch["engine_stalled"].caused_by == "xid_hardware"
+
+    def test_an_engine_on_another_card_of_the_host_stalls_for_a_reason_of_its_own(self):
+        frozen = {name("engine_page_frozen_seconds", ENGINE): lambda now: max(0.0, now - 25.0)}
+        watch = Watch().run(100, {**self.xid(79), **placed(1), **frozen})
+        assert watch["engine_stalled"].caused_by is None
 
     def test_a_line_about_another_card_is_no_evidence(self):
         info = {name("gpu_info", gpu(0), pci_bus_id="00000000:19:00.0", name="H100"): 1.0}
@@ -141,7 +146,26 @@ class TestThrottling:
         )
         finding = Watch().run(90, live)["throttling"]
         assert flags(finding) == [("nvidia-smi -i 0 -pl", "230", "350")]
-        assert finding.confidence == 0.9
+        assert finding.confidence == 0.87  # 0.9 for a lowered limit, times 0.7 + 0.3 of the share of 0.9
+
+    @pytest.mark.parametrize(
+        ("power", "heat", "words", "flag"),
+        [
+            (0.95, 0.15, "because of its power limit", "400"),
+            (0.55, 0.9, "because of heat (the driver slows it down)", None),
+        ],
+    )
+    def test_of_two_reasons_the_one_that_holds_longer_is_the_cause_and_the_other_is_told(
+        self, power, heat, words, flag
+    ):
+        live = self.card(power, 0.97, 1000, "power", power_limit_watts=400, power_limit_default_watts=700)
+        live[name("gpu_throttle_seconds_total", gpu(0), reason="sw_thermal")] = lambda now: heat * now
+        watch = Watch().run(100, live)
+        finding = watch["throttling"]
+        assert words in finding.cause
+        assert finding.advice[0].current == flag
+        less = f"{min(power, heat) * 100:.0f} % of it"
+        assert less in texts(finding)
 
     def test_the_default_limit_is_not_called_lowered(self):
         live = self.card(0.9, 0.97, 1089, "power", power_limit_watts=700, power_limit_default_watts=700)
@@ -182,7 +206,7 @@ class TestLinks:
         assert watch.ids == ["pcie_degraded"]
         cause = watch["pcie_degraded"].cause
         assert "fewer lanes and a lower generation" in cause
-        assert "15.7 of 63.0 GB/s" in cause  # 8 lanes of generation 4 at 1.97 GB/s, 16 of generation 5 at 3.94 GB/s
+        assert "15.8 of 63.0 GB/s" in cause  # 8 lanes of generation 4 at 1.97 GB/s, 16 of generation 5 at 3.94 GB/s
         assert "had to be sent again" in texts(watch["pcie_degraded"])
 
     def test_a_link_that_rests_is_none(self):

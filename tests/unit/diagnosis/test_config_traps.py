@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from gpuwatch.model import series
+from tests.unit.diagnosis.storms import START
 from tests.unit.diagnosis.watch import CONFIG, ENGINE, SERVER, SGLANG, Watch, event, fact, flags, gpu, name, texts
 
 GIB = 1 << 30
@@ -48,6 +51,49 @@ class TestPool:
         )
         assert flags(finding) == [("--gpu-memory-utilization", "0.45", "0.77")]
 
+    def undersized(self, fraction, free=30.0, **more):
+        return cards(free) | {
+            name("engine_config_kv_cache_bytes", CONFIG): 8.0 * GIB,
+            name("engine_config_memory_fraction_ratio", CONFIG): fraction,
+            name("engine_kv_cache_usage_ratio", ENGINE): 0.8,
+            **more,
+        }
+
+    def test_a_pool_fixed_in_bytes_is_answered_with_more_bytes(self):
+        # 30 GiB are free on cards of 80, 4 are to stay free: 8 + 26 = 34 GiB. The fraction has no effect.
+        facts = (fact("flag.kv-cache-memory-bytes", 8 * GIB), fact("flag.gpu-memory-utilization", 0.9))
+        finding = Watch(facts).run(90, self.undersized(0.9))["kv_pool_undersized"]
+        assert flags(finding) == [("--kv-cache-memory-bytes", "8589934592", "36507222016")]
+        assert "it could be 4.2 times as large" in finding.cause  # 34 / 8
+        assert "fixes the pool at 8.0 GiB" in texts(finding)
+
+    @pytest.mark.parametrize("fraction", [0.97, 0.98])
+    def test_a_share_that_is_at_its_highest_is_neither_repeated_nor_lowered(self, fraction):
+        finding = Watch().run(90, self.undersized(fraction))["kv_pool_undersized"]
+        assert flags(finding) == [("", None, None)]
+        assert "has no more to give" in finding.advice[0].text
+        assert finding.cause == "The KV pool of 8.0 GiB is in use while 30.0 GiB are free."
+
+    def test_the_gain_that_is_told_is_what_the_proposed_share_gives(self):
+        # 0.97 - 0.9 of 80 GiB are 5.6 GiB: 13.6 / 8 = 1.7.
+        finding = Watch().run(90, self.undersized(0.9))["kv_pool_undersized"]
+        assert flags(finding) == [("--gpu-memory-utilization", "0.9", "0.97")]
+        assert "1.7 times as large" in finding.cause
+
+    def test_engines_on_one_card_are_each_offered_their_part_of_what_is_free(self):
+        # 25 GiB of 80 are free, 4 are to stay free, 10.5 for each of two: 0.35 + 10.5 / 80 = 0.481, rounded down.
+        other = "127.0.0.1:8001"
+        live = cards(25.0, count=1)
+        live[series("gpuwatch_gpu_engine", **gpu(0), server=other, basis="process")] = 1.0
+        for server in (SERVER, other):
+            live[name("engine_config_kv_cache_bytes", {**CONFIG, "server": server})] = 10.0 * GIB
+            live[name("engine_config_memory_fraction_ratio", {**CONFIG, "server": server})] = 0.35
+            live[name("engine_kv_cache_usage_ratio", {**ENGINE, "server": server})] = 0.8
+        found = [item for item in Watch().run(90, live).findings if item.id == "kv_pool_undersized"]
+        assert {item.labels["server"] for item in found} == {SERVER, other}
+        assert [flags(item) for item in found] == [[("--gpu-memory-utilization", "0.35", "0.48")]] * 2
+        assert "25.0 GiB are free for 2 engines" in found[0].cause
+
     def test_an_sglang_pool_of_a_few_thousand_tokens_is_answered_with_a_restart(self):
         live = cards(46.0) | {
             name("engine_config_kv_cache_bytes", SG_CONFIG): 0.5 * GIB,
@@ -74,6 +120,26 @@ class TestPool:
         finding = Watch().run(120, live, every=5)["kv_block_waste"]
         assert "64 tokens of it (26 %) are held and empty; 5,248 tokens hold 20 such requests" in finding.cause
         assert flags(finding) == [("--block-size", "128", "16")]
+
+    def short_requests(self, engine, block):
+        live = {
+            name("engine_kv_block_size_tokens", engine): block,
+            name("engine_kv_cache_tokens", engine): 65_536.0,
+            name("engine_kv_cache_usage_ratio", engine): 0.9,
+            name("engine_requests_running", engine): 4.0,
+        }
+        for histogram, length in (("prompt_length_tokens", 20.0), ("generation_length_tokens", 1.0)):
+            live[name(f"engine_{histogram}_count", engine)] = lambda s: float(s // 5)
+            live[name(f"engine_{histogram}_sum", engine)] = lambda s, length=length: length * (s // 5)
+        return live
+
+    def test_the_smallest_block_is_not_answered_with_itself(self):
+        watch = Watch().run(120, self.short_requests(ENGINE, 16.0), every=5)
+        assert "kv_block_waste" not in watch.ids
+
+    def test_sglang_has_a_page_of_one_token_for_short_requests(self):
+        finding = Watch().run(120, self.short_requests(SGLANG, 16.0), every=5)["kv_block_waste"]
+        assert flags(finding) == [("--page-size", "16", "1")]
 
 
 class TestModel:
@@ -189,6 +255,15 @@ class TestPages:
     def test_sglang_without_a_page_is_told_its_flag(self):
         watch = Watch((fact("engine", "sglang"),)).run(60, self.failing("not_found"), every=5)
         assert flags(watch["metrics_disabled"]) == [("--enable-metrics", None, "true")]
+
+    @pytest.mark.parametrize("reason", ["not_found", "not_metrics"])
+    def test_a_page_that_was_there_a_moment_ago_is_not_called_switched_off(self, reason):
+        live = {**self.failing(reason), series("gpuwatch_source_age_seconds", **SOURCE): lambda s: 600.0 + s}
+        finding = Watch().run(60, live, every=5)["metrics_disabled"]
+        until = time.strftime("%H:%M", time.localtime(START / 1000 - 600))
+        assert f"served engine metrics until {until} and does not any more" in finding.cause
+        assert "switched off" not in finding.cause
+        assert [flag for flag, _, _ in flags(finding)] == ["", ""]
 
     def test_what_is_not_known_stays_open(self):
         finding = Watch().run(60, self.failing(), every=5)["metrics_disabled"]

@@ -66,6 +66,17 @@ def test_a_pool_that_was_allocated_before_the_engine_answered_is_no_step():
     assert card((77, 73.6, 77))[STEP] == pytest.approx(3.4)
 
 
+def test_memory_that_comes_back_when_an_engine_wakes_up_is_no_step():
+    asleep = series("gpuwatch_engine_asleep", **{key: value for key, value in KEYS[0] if key != "__name__"})
+    derived, keys, steps = Derived("h"), (*KEYS, asleep), []
+    for second, (used, sleeps) in enumerate([(78, 0), (78, 0), (5, 1), (5, 1), (78, 1), (78, 0), (79, 0)]):
+        now = START + 1000 * second
+        page = Batch(ENGINE, now, keys, [*values(VLLM_0_31_0[2]), float(sleeps)])
+        card = Batch("nvml", now, (*MEMORY, PLACED), [*[float(used * GIB)] * 3, 1.0])
+        steps.append(read(derived.update(now, [page, card]), STEP))
+    assert steps == [0, 0, None, None, None, 0, GIB]
+
+
 def test_a_second_engine_that_loads_its_weights_is_no_step_of_the_first():
     card = Card()(30, 30)
     card(40, 60, others=(OTHER,))

@@ -86,6 +86,23 @@ class TestShm:
         assert line in texts(finding)
         assert flags(finding)[0][2] == "7g"  # twice 3 GiB and 20 MiB
 
+    def refused(self, used, total):
+        line = "Error while creating shared memory segment /dev/shm/nccl-abc (size 33030528)"
+        failed = event("nccl_shm_failed", line, 10, size="33030528")
+        log = {"host": "h", "log": "/var/log/vllm.log", "server": SERVER}
+        live = {**self.shm(used, total), name("log_events_total", log, event="nccl_shm_failed"): after(10, 0, 1)}
+        return Watch((), (failed,)).run(20, live)["host_shm_exhaustion"]
+
+    def test_a_host_with_room_is_not_taken_for_the_container_that_has_none(self):
+        finding = self.refused(200.0, 503.0 * 1024)
+        assert flags(finding) == [("--shm-size", None, "1g")]
+        assert "this host's /dev/shm, not the container's: 200 MiB of 503.0 GiB are used" in texts(finding)
+        assert "That of this host has room for it" in finding.cause
+
+    def test_a_host_without_room_for_it_is_the_cause_itself(self):
+        # Twice 40 MiB that are used and 31.5 that were asked for, less than 1 GiB for the one GPU.
+        assert flags(self.refused(40.0, 64.0))[0] == ("--shm-size", "64 MiB", "1g")
+
 
 KILL = "Out of memory: Killed process 4711 (VLLM::EngineCor) total-vm:9kB, anon-rss:8kB, file-rss:0kB, shmem-rss:0kB"
 

@@ -140,6 +140,7 @@ class TestGpus:
         watch = Watch().run(20, live)
         assert watch.first_seen == {"driver_unresponsive": 16}
         assert "GPU 0 hangs while the other GPUs answer" in watch["driver_unresponsive"].cause
+        assert "1 other GPU answers" in texts(watch["driver_unresponsive"])
 
     def test_a_driver_that_hangs_as_a_whole_is_one_finding(self):
         live = {
@@ -200,6 +201,20 @@ class TestCache:
         live = {**self.traffic(prompts=lambda s: s, hits=hits), **change}
         finding = Watch((), events).run(480, live, every=5)["prefix_cache_collapse"]
         assert words in finding.cause
+
+    @pytest.mark.parametrize(("kind", "flag"), [("vllm", "--max-num-seqs"), ("sglang", "--max-running-requests")])
+    def test_fewer_requests_at_once_are_asked_for_by_the_flag_of_the_engine(self, kind, flag):
+        engine, config = {**ENGINE, "engine_kind": kind}, {**CONFIG, "engine_kind": kind}
+        live = {
+            name("engine_prefix_cache_hits_total", engine): lambda s: 80.0 * min(s, 700) + 10.0 * max(0, s - 700),
+            name("engine_prefix_cache_queries_total", engine): lambda s: 100.0 * s,
+            name("engine_time_to_first_token_seconds_count", engine): lambda s: 0.5 * s,
+            name("engine_kv_cache_usage_ratio", engine): 0.96,
+            name("engine_requests_running", engine): 8.0,
+            name("engine_config_max_num_seqs", config): 32.0,
+        }
+        finding = Watch().run(1000, live, every=5)["prefix_cache_collapse"]
+        assert flags(finding) == [(flag, "32", None)]
 
 
 SOURCE = {"host": "h", "source": "engine", "target": SERVER, "server": SERVER}

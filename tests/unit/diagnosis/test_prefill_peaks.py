@@ -6,8 +6,10 @@ import math
 
 import pytest
 
-from gpuwatch.diagnosis.activation import Step
-from tests.unit.diagnosis.watch import CONFIG, ENGINE, SGLANG, Watch, flags, gpu, name, texts
+from gpuwatch.diagnosis.activation import Step, step_advice
+from gpuwatch.diagnosis.context import Context
+from tests.unit.diagnosis.storms import START
+from tests.unit.diagnosis.watch import CONFIG, ENGINE, SGLANG, Watch, fact, flags, gpu, name, texts
 
 GIB = 1 << 30
 
@@ -137,6 +139,16 @@ def test_an_unknown_budget_gives_no_number():
 )
 def test_the_chunk_that_fits(took, room, tokens, budget, chunk):
     assert Step(took * GIB, room * GIB, tokens, budget, 80.0 * GIB).chunk() == chunk
+
+
+def test_a_pool_fixed_in_bytes_is_lowered_in_bytes():
+    # A step of 8 GiB, 3.2 to stay free, 4.5 of room: 6.7 GiB are lacking; 20 - 6.7 = 13.3 GiB, 13,619 MiB.
+    live = {name("engine_config_memory_fraction_ratio", CONFIG): 0.9}
+    watch = Watch((fact("flag.kv-cache-memory-bytes", 20 * GIB),)).run(5, live)
+    engine = Context(watch.querier, START + 4000, watch.facts).about(dict(CONFIG))
+    found = step_advice(engine, Step(8.0 * GIB, 4.5 * GIB, 8192, 8192, 80.0 * GIB))
+    lowered = ("--kv-cache-memory-bytes", str(20 * GIB), str(13_619 << 20))
+    assert (found[1].flag, found[1].current, found[1].proposed) == lowered
 
 
 def test_a_fraction_is_never_raised_and_never_below_its_floor():

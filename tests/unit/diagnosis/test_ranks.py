@@ -9,7 +9,7 @@ from tests.unit.diagnosis.watch import CONFIG, ENGINE, SERVER, Watch, event, fac
 
 GIB = 1 << 30
 MHZ = 1e6
-LANE4 = 16 * 123e6
+LANE4 = 16 * 123.077e6
 """Bytes per second of one lane of generation 4."""
 
 
@@ -90,6 +90,38 @@ class TestStraggler:
         watch = Watch().run(120, live)
         assert watch["tp_straggler"].caused_by == "throttling"
 
+    def test_all_slow_ranks_are_named_each_with_its_reason(self):
+        # 1,200 of 1,900 MHz are 37 % less.
+        clocks = [1200 * MHZ, 1200 * MHZ, 1900 * MHZ, 1900 * MHZ]
+        limits = [500.0, 700.0, 700.0, 700.0]
+        live = group(4, **{**STEADY, "sm_clock_hertz": clocks, "power_limit_watts": limits})
+        finding = Watch().run(100, live)["tp_straggler"]
+        assert finding.cause == (
+            "GPUs 0 and 1 have clocks 37 % below the fastest rank's, and all ranks wait for them: "
+            "GPU 0: its power limit is lower; GPU 1: why is not visible; the driver does not tell its throttling."
+        )
+        for index in (0, 1):
+            assert f"GPU {index}: SM clock 1,200 MHz, the others 1,900 MHz" in texts(finding)
+        assert flags(finding)[0] == ("nvidia-smi -i 0 -pl", "500", "700")
+        assert "-i 1:" in finding.advice[1].text
+
+    def test_a_reason_that_all_slow_ranks_share_is_said_once_and_the_median_is_that_of_the_others(self):
+        clocks = [1200 * MHZ, 1250 * MHZ, 1300 * MHZ, 1900 * MHZ]
+        live = group(4, **{**STEADY, "sm_clock_hertz": clocks, "power_limit_watts": [450.0, 450.0, 450.0, 700.0]})
+        finding = Watch().run(100, live)["tp_straggler"]
+        assert finding.cause == (
+            "GPUs 0, 1 and 2 have clocks 32 % to 37 % below the fastest rank's, and all ranks wait for them: "
+            "its power limit is lower."
+        )
+        assert flags(finding) == [(f"nvidia-smi -i {index} -pl", "450", "700") for index in range(3)]
+
+    def test_all_slow_links_are_named(self):
+        live = group(4, **{**STEADY, "pcie_link_width": [4.0, 16.0, 8.0, 16.0], "sm_clock_hertz": 1755 * MHZ})
+        finding = Watch().run(100, live)["tp_straggler"]
+        assert "The PCIe links of GPUs 0 and 2 are up to 4 times slower than the fastest" in finding.cause
+        assert "GPU 0: PCIe link 7.9 GB/s, the others 31.5 GB/s" in texts(finding)
+        assert "GPU 2: PCIe link 15.8 GB/s, the others 31.5 GB/s" in texts(finding)
+
     def test_a_slow_link_is_named_where_nothing_faster_joins_the_ranks(self):
         live = group(2, **{**STEADY, "pcie_link_width": [16.0, 4.0], "sm_clock_hertz": 1755 * MHZ})
         finding = Watch().run(100, live)["tp_straggler"]
@@ -97,7 +129,7 @@ class TestStraggler:
         assert "PCIe link 7.9 GB/s, the others 31.5 GB/s" in texts(finding)
         (link,) = [each for each in finding.evidence if each.unit == "bytes/s"]
         assert link.value == pytest.approx(4 * 1.97e9, rel=0.01)  # four lanes of generation 4 at 1.97 GB/s
-        assert link.name == "gpuwatch_gpu_pcie_link_width * 123e6 * 2 ^ gpuwatch_gpu_pcie_link_generation"
+        assert link.name == "gpuwatch_gpu_pcie_link_width * 123.077e6 * 2 ^ gpuwatch_gpu_pcie_link_generation"
 
     def test_ranks_alike_at_their_power_limit_are_healthy(self):
         clocks = [1755 * MHZ, 1700 * MHZ, 1770 * MHZ, 1690 * MHZ]
@@ -133,6 +165,43 @@ class TestImbalance:
         live[name("gpu_temperature_celsius", gpu(0))] = 85.0
         live |= {name("gpu_temperature_celsius", gpu(i)): 60.0 for i in (1, 2, 3)}
         assert "GPU 0: temperature 85 °C, the others 60 °C" in texts(Watch().run(70, live)["tp_imbalance"])
+
+    def beside(self, engines, other=0.0):
+        """70 GiB of the engine on each of two GPUs, and other engines with so many GiB on GPU 0."""
+        rows = {name("gpu_memory_engine_bytes", gpu(i), server=SERVER): 70.0 * GIB for i in range(2)}
+        rows |= {name("gpu_memory_other_bytes", gpu(i)): (0.0 if i else other) * GIB for i in range(2)}
+        rows |= {name("gpu_memory_unattributed_bytes", gpu(i)): 0.0 for i in range(2)}
+        for server, held in engines.items():
+            rows[name("gpu_engine", gpu(0), server=server, basis="process")] = 1.0
+            rows[name("gpu_memory_engine_bytes", gpu(0), server=server)] = held * GIB
+        return self.uneven(rows, extra=sum(engines.values()) + other, ranks=2)
+
+    def test_a_second_known_engine_on_one_rank_is_named(self):
+        finding = Watch().run(70, self.beside({"127.0.0.1:8001": 6.0}))["tp_imbalance"]
+        assert finding.cause == (
+            "GPU 0 holds 6.0 GiB more than GPU 1: on it is also the engine 127.0.0.1:8001, which uses 6.0 GiB of it."
+        )
+        assert finding.advice[0].text.startswith("move 127.0.0.1:8001 to a GPU of its own")
+        assert "the engine 127.0.0.1:8001 uses 6.0 GiB of GPU 0" in texts(finding)
+
+    def test_the_memory_of_several_other_engines_is_added_up(self):
+        live = self.beside({"127.0.0.1:8001": 3.0, "127.0.0.1:8002": 2.0}, other=1.0)
+        finding = Watch().run(70, live)["tp_imbalance"]
+        assert "the engine 127.0.0.1:8001, which uses 3.0 GiB and the engine 127.0.0.1:8002" in finding.cause
+        assert "processes of no known engine: 1.0 GiB more" in texts(finding)
+
+    def test_parts_none_of_which_makes_up_the_difference_are_told(self):
+        live = self.beside({}, other=3.0)
+        live[name("gpu_memory_engine_bytes", gpu(0), server=SERVER)] = 73.0 * GIB
+        live[name("gpu_memory_used_bytes", gpu(0))] = 76.0 * GIB
+        finding = Watch().run(70, live)["tp_imbalance"]
+        assert finding.cause == "GPU 0 holds 6.0 GiB more than GPU 1. No single part makes up most of it."
+        assert "the engine's own processes: 3.0 GiB more" in texts(finding)
+        assert "processes of no known engine: 3.0 GiB more" in texts(finding)
+
+    def test_without_memory_by_process_nobody_is_named(self):
+        finding = Watch().run(70, self.uneven({}))["tp_imbalance"]
+        assert "Whose it is cannot be told" in finding.cause
 
 
 class TestOddRanks:
@@ -175,6 +244,29 @@ class TestPcie:
         traffic = [lambda now: 0.6 * 16 * LANE4 * now] * 2
         finding = Watch().run(120, group(2, **{**STEADY, "pcie_transmit_bytes_total": traffic}))["tp_pcie_slow"]
         assert finding.advice[0].text.startswith("run 2 replicas on 1 of the GPUs each")
+
+    def full(self, ranks, tp, pp):
+        traffic = [lambda now: 0.6 * 16 * LANE4 * now] * ranks
+        live = group(ranks, **{**STEADY, "pcie_transmit_bytes_total": traffic})
+        live[name("engine_config_tensor_parallel_size", CONFIG)] = float(tp)
+        live[name("engine_config_pipeline_parallel_size", CONFIG)] = float(pp)
+        return Watch().run(120, live)["tp_pcie_slow"]
+
+    def test_the_present_values_are_those_of_the_engine_not_the_number_of_gpus(self):
+        finding = self.full(4, tp=2, pp=2)
+        assert finding.advice[0].text.startswith("run 2 replicas on 2 of the GPUs each")
+        assert flags(finding)[:2] == [("--tensor-parallel-size", "2", "1"), ("--pipeline-parallel-size", "2", "4")]
+
+    def test_fewer_than_two_replicas_are_not_proposed(self):
+        finding = self.full(3, tp=3, pp=1)
+        assert [advice.flag for advice in finding.advice] == ["--pipeline-parallel-size", ""]
+        assert flags(finding)[0] == ("--pipeline-parallel-size", "1", "3")
+        assert finding.advice[0].text.startswith("split the model by layers")
+
+    def test_stages_of_one_gpu_each_exchange_no_layers(self):
+        finding = self.full(2, tp=1, pp=2)
+        assert "2 GPUs hand their results on over PCIe" in finding.cause
+        assert [advice.text[:3] for advice in finding.advice] == ["use"]
 
 
 LINE = (

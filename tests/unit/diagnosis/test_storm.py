@@ -4,7 +4,7 @@ import pytest
 
 from gpuwatch.model import series
 from tests.unit.diagnosis.storms import KEYS, START, VLLM_0_10_2, VLLM_0_31_0, VLLM_0_32_0, values
-from tests.unit.diagnosis.watch import CONFIG, ENGINE, SERVER, SGLANG, Watch, event, fact, flags, name, texts
+from tests.unit.diagnosis.watch import CONFIG, ENGINE, SERVER, SGLANG, Watch, event, fact, flags, gpu, name, texts
 
 STORM = "kv_preemption_storm"
 FACTS = (
@@ -55,15 +55,15 @@ def test_the_storm_of_0_10_2_is_named_within_20_seconds_although_the_engine_neve
 
 def test_the_storm_of_0_32_0_is_one_finding_until_nobody_waits_and_half_of_the_pool_is_free():
     # Running falls from 6 to 4 at second 3, which nothing has healed at second 4; the engine counts its first
-    # preemption at second 10; a queue that is empty for one page, at second 33, does not end it; the last request ends
-    # at second 42.
+    # preemption at second 10; a queue that is empty for one page, at second 33, does not end it; half of the pool is
+    # free from second 40 on, and half a minute later it is over.
     watch, states = Watch(FACTS), {}
     live = {**replay(VLLM_0_32_0, begin=0), **finished(VLLM_0_32_0, 600, 1500, begin=0)}
-    for second in range(46):
+    for second in range(76):
         watch.run(1, live, derive=True)
         states[second] = [(finding.id, finding.state) for finding in watch.findings]
-    assert {second for second, found in states.items() if found == [(STORM, "firing")]} == set(range(4, 40))
-    assert all(states[second] == [(STORM, "resolved")] for second in range(40, 46))
+    assert {second for second, found in states.items() if found == [(STORM, "firing")]} == set(range(4, 70))
+    assert all(states[second] == [(STORM, "resolved")] for second in range(70, 76))
     storm = watch[STORM]
     assert storm.since == START + 4000
     assert ("--max-num-seqs", "16", "2") in flags(storm)
@@ -202,6 +202,111 @@ def test_without_an_override_the_batch_limit_comes_first_and_the_fraction_is_com
     assert "44.5 GiB more per GPU" in storm.advice[1].text
 
 
+def constant(running=4.0, waiting=8.0, facts=(), more=()):
+    """A storm whose pool holds 4 requests of the mean length: 10,240 tokens, 1,000 prompt and 1,500 output tokens."""
+    live = {
+        name("engine_requests_running", ENGINE): running,
+        name("engine_requests_waiting", ENGINE): waiting,
+        name("engine_evictions_total", ENGINE): lambda second: float(second // 4),
+        name("engine_preemptions_total", ENGINE): lambda second: float(second // 4),
+        name("engine_kv_cache_tokens", ENGINE): 10_240.0,
+        name("engine_kv_cache_blocks", ENGINE): 640.0,
+        name("engine_kv_block_size_tokens", ENGINE): 16.0,
+        name("engine_kv_cache_usage_ratio", ENGINE): 0.97,
+        name("engine_requests_finished_total", ENGINE, reason="stop"): lambda second: float(second // 4),
+    }
+    for histogram, length in (("prompt_length_tokens", 1000.0), ("generation_length_tokens", 1500.0)):
+        live[name(f"engine_{histogram}_count", ENGINE)] = lambda second: second / 4
+        live[name(f"engine_{histogram}_sum", ENGINE)] = lambda second, length=length: length * second / 4
+    return Watch(facts).run(60, {**live, **dict(more)})[STORM]
+
+
+def roomy(free, cache_bytes=8):
+    gib = 1 << 30
+    return {
+        name("gpu_engine", gpu(0), server=SERVER, basis="process"): 1.0,
+        name("gpu_memory_free_bytes", gpu(0)): free * gib,
+        name("gpu_memory_total_bytes", gpu(0)): 80.0 * gib,
+        name("engine_config_kv_cache_bytes", CONFIG): float(cache_bytes * gib),
+    }
+
+
+@pytest.mark.parametrize(
+    ("limit", "running", "fewer"),
+    [
+        (4, 4.0, "3"),  # all four fit by their mean: one fewer
+        (4, 2.0, "2"),  # two of them stay beside the evictions
+        (1, 1.0, None),  # nothing is fewer than one
+    ],
+)
+def test_where_all_fit_by_their_mean_fewer_than_the_limit_are_advised_because_lengths_vary(limit, running, fewer):
+    storm = constant(running, facts=(fact("max_num_seqs", limit),))
+    if fewer is None:
+        assert [advice.flag for advice in storm.advice if advice.flag == "--max-num-seqs"] == []
+        return
+    assert flags(storm) == [("--max-num-seqs", str(limit), fewer)]
+    assert f"{limit} requests would fit if each had the typical 2,500 tokens" in storm.advice[0].text
+
+
+def test_a_limit_that_is_never_reached_is_not_lowered_to_what_runs_anyway():
+    storm = constant(running=3.0, waiting=1.0, facts=(fact("max_num_seqs", 64),))
+    assert flags(storm) == [("--max-num-seqs", "64", "3")]  # 4 were open, and 3 of them run
+
+
+def test_a_pool_fixed_in_bytes_is_enlarged_in_bytes():
+    # 12 requests of 2,500 tokens are 30,000: 19,760 more, at 8 GiB for 10,240 tokens, are 15.44 GiB; 23.44 in all,
+    # which is 24,000 MiB exactly.
+    facts = (fact("max_num_seqs", 64), fact("memory_fraction", 0.9), fact("flag.kv-cache-memory-bytes", 8 << 30))
+    storm = constant(facts=facts, more=roomy(30.0))
+    assert flags(storm)[1] == ("--kv-cache-memory-bytes", str(8 << 30), str(24_000 << 20))
+    assert "15.4 GiB more per GPU, and 30.0 GiB are free" in storm.advice[1].text
+
+
+def test_a_pool_fixed_in_bytes_names_its_own_flag_where_nothing_can_be_proposed():
+    facts = (fact("max_num_seqs", 64), fact("memory_fraction", 0.9), fact("flag.kv-cache-memory-bytes", 8 << 30))
+    storm = constant(facts=facts, more=roomy(3.0))
+    assert flags(storm)[1] == ("--kv-cache-memory-bytes", str(8 << 30), None)
+
+
+def test_free_memory_is_not_promised_to_every_engine_on_the_card():
+    # 15.4 GiB are wanted and 30 free, but only 15 for each of two engines.
+    other = {name("gpu_engine", gpu(0), server="127.0.0.1:8001", basis="process"): 1.0}
+    facts = (fact("max_num_seqs", 64), fact("memory_fraction", 0.5))
+    assert flags(constant(facts=facts, more=roomy(30.0)))[1] == ("--gpu-memory-utilization", "0.5", "0.7")
+    storm = constant(facts=facts, more=roomy(30.0) | other)
+    assert flags(storm)[1] == ("--gpu-memory-utilization", "0.5", None)
+    assert "30.0 GiB are free for 2 engines" in storm.advice[1].text
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("fp8", False), ("fp8_e5m2", False), ("torch.float8_e4m3fn", False), ("auto", True), ("torch.bfloat16", True)],
+)
+def test_a_cache_of_8_bits_is_not_answered_with_8_bits(kind, said):
+    storm = constant(facts=(fact("max_num_seqs", 64), fact("kv.dtype", kind)), more=roomy(3.0))
+    assert ("an 8-bit KV cache" in storm.advice[1].text) == said
+    assert "more GPUs enlarge it" in storm.advice[1].text
+
+
+def test_the_type_on_the_page_tells_as_well():
+    page = {name("engine_cache_config_info", ENGINE, cache_dtype="fp8"): 1.0}
+    storm = constant(facts=(fact("max_num_seqs", 64),), more=roomy(3.0) | page)
+    assert "8-bit" not in storm.advice[1].text
+
+
+def test_advice_that_comes_first_is_no_alternative_to_anything():
+    live = {
+        name("engine_requests_running", ENGINE): 16.0,
+        name("engine_requests_waiting", ENGINE): 3.0,
+        name("engine_kv_cache_usage_ratio", ENGINE): 0.9,
+        name("engine_evictions_total", ENGINE): 0.0,
+        name("engine_kv_cache_tokens", ENGINE): 10_000.0,
+        name("engine_request_length_seen_tokens", ENGINE): 500.0,
+    }
+    finding = Watch((fact("max_num_seqs", 16),)).run(120, live)["kv_pool_saturated"]
+    assert finding.advice[0].text.startswith("a pool of 16,000 tokens (+6,000) for 16 requests of 1,000")
+
+
 def test_without_a_known_limit_the_present_value_stays_unknown():
     storm = Watch().run(66, {**replay(VLLM_0_31_0), **finished(VLLM_0_31_0, 600, 1500)}, derive=True)[STORM]
     assert flags(storm)[0] == ("--max-num-seqs", None, "2")
@@ -218,7 +323,7 @@ def test_after_the_load_has_ended_the_finding_is_resolved_and_keeps_what_was_sai
     watch.run(66, live, derive=True)
     said = watch[STORM].cause
     idle = {key: (0.0 if key in KEYS[:3] else value) for key, value in live.items()}
-    watch.run(5, idle, derive=True)
+    watch.run(35, idle, derive=True)
     storm = watch[STORM]
     assert (storm.state, storm.cause) == ("resolved", said)
     assert storm.until is not None
@@ -228,7 +333,7 @@ def test_a_resolved_finding_is_explained_at_its_last_moment_when_nobody_listened
     watch = Watch(FACTS, memory=False)
     live = {**replay(VLLM_0_31_0), **finished(VLLM_0_31_0, 600, 1500)}
     watch.run(66, live, derive=True)
-    watch.run(5, {key: (0.0 if key in KEYS[:3] else value) for key, value in live.items()}, derive=True)
+    watch.run(35, {key: (0.0 if key in KEYS[:3] else value) for key, value in live.items()}, derive=True)
     assert watch[STORM].state == "resolved"
     assert "2,100 tokens" in watch[STORM].cause
 

@@ -47,7 +47,7 @@ class TestQueue:
             "2.5 requests per second arrive and 0.5 end: a request that arrives now waits about 160 s, "
             "in 10 minutes 2560 s if nothing changes."
         )
-        assert "or serve it with 5 replicas" in finding.advice[0].text
+        assert finding.advice[0].text.startswith("serve it with 5 replicas")
 
     def test_rates_beyond_a_hundred_are_written_out(self):
         finding = Watch().run(101, self.live(lambda now: 200.0 * max(0, now - 60), ended=1_130.0))["queue_growth"]
@@ -204,12 +204,9 @@ class TestHeadOfLine:
         assert watch["head_of_line"].state == "firing"
         assert "4 tokens/s" in watch["head_of_line"].evidence[0].text
 
-    def test_sglang_is_told_its_own_flags(self):
+    def test_a_counter_of_sglang_that_stands_still_until_a_request_ends_is_no_prompt(self):
         watch = Watch((fact("max_num_batched_tokens", 8192),)).run(116, self.live(labels=SGLANG))
-        assert flags(watch["head_of_line"])[:2] == [
-            ("--chunked-prefill-size", "8192", "1024"),
-            ("--enable-mixed-chunk", "false", "true"),
-        ]
+        assert "head_of_line" not in watch.ids
 
     def test_throughput_that_falls_with_it_is_its_symptom(self):
         live = self.live(begin=700) | {name("engine_prompt_tokens_total", ENGINE): 0.0}

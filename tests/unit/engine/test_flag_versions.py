@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwatch.engines.flag_names import misnamed_flag
+from gpuwatch.engines.flag_names import is_listed, misnamed_flag
 from gpuwatch.engines.flag_versions import (  # the tables themselves are checked below
     _SPANS,
     _TRAPS,
@@ -52,6 +52,49 @@ def test_a_name_that_the_version_does_not_have_is_answered_only_with_what_does_t
 @pytest.mark.parametrize("flag", ["hf-overrides.rope_scaling", "compilation-config.level", "enable-auto-tool-choice"])
 def test_settings_behind_a_dot_and_flags_of_the_list_are_no_faults(flag):
     assert misnamed_flag("vllm", "0.33.0", flag) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "flags"),
+    [
+        (
+            "vllm",
+            "0.8.5",
+            """worker-use-ray max-seq-len-to-capture use-v2-block-manager enable-lora-bias num-scheduler-steps
+            max-num-partial-prefills max-long-partial-prefills guided-decoding-backend disable-log-requests
+            enable-reasoning lora-extra-vocab-size override-pooler-config speculative-disable-mqa-scorer""",
+        ),
+        (
+            "sglang",
+            "0.4.6",
+            """tokenizer-path disable-mla enable-mla cuda-graph-bs speculative-num-steps enable-ep-moe
+            max-prefill-num-token disable-flashinfer torchao-config ds-channel-config-path schedule-heuristic""",
+        ),
+    ],
+)
+def test_flags_that_only_earlier_versions_had_are_no_slips_of_others(engine, version, flags):
+    assert [flag for flag in flags.split() if misnamed_flag(engine, version, flag) is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "slip", "instead"),
+    [
+        ("vllm", "0.8.5", "max-modl-len", "--max-model-len"),
+        ("vllm", "0.6.3", "tensor-paralel-size", "--tensor-parallel-size"),
+        ("sglang", "0.4.6", "mem-fraction-statik", "--mem-fraction-static"),
+    ],
+)
+def test_a_slip_is_found_in_a_version_whose_flags_are_not_all_known(engine, version, slip, instead):
+    problem = misnamed_flag(engine, version, slip)
+    assert problem is not None
+    assert problem.instead == instead
+    assert not is_listed(engine, slip)
+    assert is_listed(engine, instead.removeprefix("--"))
+
+
+def test_a_slip_of_a_flag_that_the_version_does_not_have_is_none():
+    assert misnamed_flag("vllm", "0.8.5", "kv-offloading-siz") is None  # a beginning of a later flag
+    assert misnamed_flag("vllm", "0.8.5", "kv-ofloading-size") is None
 
 
 def test_a_flag_that_an_older_version_has_refused_is_answered_with_the_nearest_name():

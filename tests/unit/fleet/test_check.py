@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
+import fleet_data
 import pytest
+from fleet_data import host_name
 
 from gpuwatch.cli import fleet as cli_fleet
 from gpuwatch.cli import main
@@ -49,6 +51,47 @@ def test_for_people_it_is_text(server, capsys):
     assert len(places) == 5  # two GPUs of one machine are short of memory
     assert all(place[1] == "host" for place in places)
     assert ["at", "host", "gpu-058,", "gpu"] in [place[:4] for place in places]
+
+
+def test_a_machine_that_is_no_longer_scraped_is_named(server, capsys):
+    assert main(["check", "--prometheus", server.url]) == 1
+    assert f"host {host_name(fleet_data.GONE)}: not scraped for 2 min 15 s\n" in capsys.readouterr().out
+    main(["check", "--prometheus", server.url, "--json"])
+    gone = f"host {host_name(fleet_data.GONE)}: not scraped for 2 min 15 s"
+    assert [said for said in json.loads(capsys.readouterr().out)["problems"] if said.startswith("host ")] == [gone]
+
+
+def last_seen(*hosts):
+    """Answer which machines were last scraped when, so many seconds ago; nothing fires and nothing else is known."""
+    rows = [{"metric": {"host": name}, "value": [NOW, str(NOW - ago)]} for name, ago in hosts]
+
+    def answer(query):
+        if "rules" in query:
+            return None
+        result = rows if "timestamp(" in query else []
+        data = {"status": "success", "data": {"resultType": "vector", "result": result}}
+        return 200, "application/json", json.dumps(data).encode()
+
+    return answer
+
+
+def test_machines_that_are_all_gone_are_not_called_healthy(server, capsys):
+    server.fault = last_seen(("node-a", 180), ("node-b", 206))
+    assert main(["check", "--prometheus", server.url]) == 3
+    out = capsys.readouterr().out
+    assert "host node-a: not scraped for 3 min" in out
+    assert "host node-b: not scraped for 3 min 26 s" in out
+    assert "no longer scrapes any host" in out
+    assert main(["check", "--prometheus", server.url, "--quiet"]) == 3
+    assert "no longer scrapes any host" in capsys.readouterr().err
+
+
+def test_one_machine_that_is_gone_does_not_speak_for_the_others(server, capsys):
+    server.fault = last_seen(("node-a", 180), ("node-b", 15))
+    assert main(["check", "--prometheus", server.url]) == 0
+    out = capsys.readouterr().out
+    assert "host node-a: not scraped for 3 min" in out
+    assert "node-b" not in out
 
 
 def test_it_looks_for_as_long_as_it_is_told(server, capsys):

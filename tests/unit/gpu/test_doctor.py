@@ -23,10 +23,12 @@ def state(gpu, name):
 def script(monkeypatch):
     """Let NVML give these batches, the last one for ever; a hang takes seconds to be known."""
 
-    def install(*batches):
+    def install(*batches, counted=None):
         rest = list(batches)
 
         class Scripted:
+            count = counted
+
             def __init__(self, host, clock):
                 pass
 
@@ -55,6 +57,30 @@ def test_a_gpu_that_has_said_nothing_yet_is_waited_for_until_its_hang_is_known(s
     ]
     assert checks["NVML"].detail == detail
     assert checks["GPU 1"].fix
+
+
+def test_a_gpu_that_the_driver_counts_and_that_hangs_before_it_says_its_name_is_waited_for(script):
+    early = Batch("nvml", 0, (state("0", "ok"),), (1.0,))
+    hung = Batch("nvml", 0, (state("0", "ok"), state("1", "hung")), (1.0, 1.0), detail="GPU 1: hangs")
+    script(early, early, early, hung, counted=2)
+    checks = {check.what: check for check in gpus(ManualClock(0))}
+    assert {what: check.status for what, check in checks.items()} == {
+        "GPU 0": "ok",
+        "GPU 1": "problem",
+        "NVML": "problem",
+    }
+    assert checks["GPU 1"].detail.startswith("hung")
+
+
+def test_a_gpu_that_the_driver_counts_and_that_never_says_a_thing_is_a_problem(script):
+    # The MIG device of the first GPU is none that the driver counts.
+    script(Batch("nvml", 0, (state("0", "ok"), state("0:0", "ok")), (1.0, 1.0)), counted=2)
+    clock = ManualClock(0)
+    checks = {check.what: check for check in gpus(clock)}
+    assert list(checks) == ["GPU 0", "GPU 0:0", "GPU 1"]
+    assert (checks["GPU 1"].status, checks["GPU 1"].fix != "") == ("problem", True)
+    assert checks["GPU 1"].detail.startswith("no reading yet")
+    assert clock.monotonic() >= 6.0
 
 
 def test_an_initialisation_that_hangs_is_waited_for_and_named(script):

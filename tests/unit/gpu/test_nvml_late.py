@@ -117,6 +117,21 @@ def scripted(monkeypatch):
     monkeypatch.setattr(nvml, "Child", Scripted)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_gpu_that_hangs_from_the_start_grows_older_although_the_other_answers(named):
+    scene = Scene(started=False)
+    ids = [["id", unit, {"uuid": f"GPU-{unit}", "name": "H100"}] for unit in (("0", "1") if named else ("0",))]
+    scene.say(["hello", "580.95.05", 2], *ids)
+    for second in range(1, 11):
+        scene.clock.advance(1.0)
+        scene.read("0")
+        scene.say(scene.beat(g1=second - 0.25))
+        batch = scene.source.poll()
+    assert states(batch) == {"0": "ok", "1": "hung"}
+    # The worker was started 10 s ago and has waited for this GPU ever since.
+    assert silences(batch) == {"1": 10.0}
+
+
 def test_readings_that_stay_away_while_no_call_hangs_are_late():
     scene = Scene()
     batch = scene.pass_seconds(20)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 
 import pytest
 
+from gpuwatch.diagnosis.xid_table import TABLE
+from gpuwatch.sources.nvml.gpus import XIDS
 from gpuwatch.sources.nvml.xids import SAME_MS, XidCounts, pci_address
 
 AT = 1_760_000_000_000
@@ -82,3 +86,13 @@ def test_what_nvml_delivers_as_well_is_not_counted_again(machine, watch):
     assert watched.source.saw_xid("0000:19:00", 63, time.time_ns() // 1_000_000)
     watched.until(lambda: watched.value("xid_errors_total", xid="63") == 1)
     assert watched.value("xid_errors_total", xid="94") == 1
+
+
+def test_every_xid_that_is_known_or_that_a_rule_names_is_at_zero_from_the_start():
+    rules = (Path(__file__).resolve().parents[3] / "rules" / "gpu.yml").read_text()
+    forms = re.findall(r'gpuwatch_gpu_xid_errors_total\{xid=~"([^"]+)"\}', rules)
+    assert forms
+    named = {code for code in range(1000) for form in forms if re.fullmatch(form, str(code))}
+    assert named <= set(XIDS)
+    assert set(TABLE) == set(XIDS)
+    assert list(XIDS) == sorted(set(XIDS))

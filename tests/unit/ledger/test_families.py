@@ -111,7 +111,11 @@ def test_the_indexer_has_weights_of_its_own():
 
 
 def test_a_block_that_cannot_be_read_is_said():
-    wrong = {**SHAPES["nemotron-nas"], "block_configs": [{"attention": {}, "ffn": {"ffn_mult": "wide"}}]}
+    wrong = {
+        **SHAPES["nemotron-nas"],
+        "num_hidden_layers": 1,
+        "block_configs": [{"attention": {}, "ffn": {"ffn_mult": "wide"}}],
+    }
     with pytest.raises(ModelConfigError, match="ffn_mult is 'wide'"):
         read_model(wrong)
 

@@ -47,12 +47,21 @@ def test_the_parts_are_those_of_a_plan_and_the_pool_is_what_the_engine_leaves():
         ({"flag.async-scheduling": False}, "asynchronous", False),
         ({"kv.blocks_override": 40}, "blocks_override", 40),
         ({"tp": 8, "dp": 4, "flag.enable-dp-attention": True}, "attention_tp", 2),
+        ({"tp": 8, "flag.attn-dp-size": 4}, "attention_tp", 2),
+        ({"dp": 4}, "sharing_dp", 1),  # no experts to share
+        ({"model": "Qwen/Qwen3-30B-A3B", "dp": 4}, "sharing_dp", 4),
         ({"tp": "many"}, "tp", 1),
         ({"tp": float("nan")}, "tp", 1),
     ],
 )  # fmt: skip
 def test_facts_become_the_deployment(facts, attribute, value):
     assert getattr(engine_of("vllm", FACTS | facts, 80 * GIB).deployment, attribute) == value
+
+
+def test_weights_are_predicted_in_the_type_that_the_engine_names():
+    half = predicted(dtype="torch.bfloat16")["weights"]
+    assert predicted(dtype="torch.float32")["weights"] == pytest.approx(2 * half, rel=0.001)
+    assert predicted(dtype="auto")["weights"] == half
 
 
 def test_what_was_not_told_is_the_engines_default_for_the_card():

@@ -94,7 +94,7 @@ def test_the_fewest_cards_are_sought_among_those_that_start():
 )
 def test_a_pool_holds_no_more_than_the_cards_have(heads, ranks, pp, kind, latent):
     tp, dcp = ranks
-    of = shape(heads, **(LATENT if latent else {}))
+    of = shape(heads, 48 * heads, **(LATENT if latent else {}))
     deployment = launched(of, kind, tp=tp, dcp=dcp, pp=pp).deployment
     whole, cards = bytes_per_token(of, "auto"), tp * pp
     assert pool_of(of, deployment, GIB).tokens * whole <= cards * GIB * 1.000001

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwatch.ledger.need import bytes_per_parameter, quantised, with_weights
+from gpuwatch.ledger.budget import Deployment
+from gpuwatch.ledger.need import Engine, bytes_per_parameter, loaded, quantised, with_weights
+from gpuwatch.ledger.plan import notes_of
 from gpuwatch.ledger.quantisation import quantisation_of, stored_bits
 from gpuwatch.ledger.towers import tower_parameters
 from gpuwatch.ledger.weights import Split, parameters, rope_table_bytes, weight_bytes
@@ -139,8 +141,56 @@ def test_four_bit_parameters_take_more_than_half_a_byte():
         with_weights(model(2, 4, 16), "q5")
 
 
-def test_a_quantisation_flag_that_is_not_known_changes_nothing():
-    plain = model(2, 4, 16)
-    assert quantised(plain, "experts_int8_turbo") == plain
-    assert quantised(plain, "fp8").quantisation.bits == 8
-    assert quantised(plain, "awq_marlin").quantisation.method == "awq"
+@pytest.mark.parametrize(
+    ("flag", "bits"),
+    [
+        ("fp8", 8), ("fbgemm_fp8", 8), ("ptpc_fp8", 8), ("fp8_per_block", 8 + 32 / 128**2), ("mxfp8", 8.25),
+        ("awq_marlin", 4 + 20 / 128), ("auto_gptq", 4 + 20 / 128), ("bitsandbytes", 4.5), ("modelopt_fp4", 4.5),
+        ("petit_nvfp4", 4.5), ("mxfp4", 4.25), ("experts_int8", 8), ("int8_per_channel_weight_only", 8),
+    ],
+)  # fmt: skip
+def test_a_quantisation_flag_says_how_many_bits_a_weight_takes(flag, bits):
+    stored = quantised(model(2, 4, 16), flag).quantisation
+    assert stored.known
+    assert stored_bits(stored) == pytest.approx(bits)
+
+
+@pytest.mark.parametrize("flag", ["gguf", "torchao", "quark", "experts_int8_turbo"])
+def test_a_quantisation_flag_without_bits_counts_16_and_is_said_to(flag):
+    found = quantised(model(2, 4, 16), flag)
+    assert (found.quantisation.bits, found.quantisation.known) == (16, False)
+    deployment = Deployment("vllm", (0, 33, 0), 80 * 2**30, context=64)
+    notes = notes_of(Engine(found, deployment))
+    assert any(f"'{flag}' is not known, or its bits are only in the checkpoint" in note for note in notes)
+    assert quantised(model(2, 4, 16), "none").quantisation is None
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "loads", "whole"),
+    [
+        ("float32", "auto", "bfloat16", 2e9),
+        ("float32", "float", "float32", 4e9),
+        ("float16", "auto", "float16", 4e9),
+        ("bfloat16", "half", "float16", 4e9),
+        ("bfloat16", "float32", "float32", 8e9),
+    ],
+)
+def test_weights_are_counted_in_the_type_that_the_engine_loads_them_in(stored, dtype, loads, whole):
+    engine = Engine(model(2, 4, 16, torch_dtype=stored), Deployment("vllm", (0, 33, 0), 2**36), weights_bytes=4e9)
+    found = loaded(engine, dtype)
+    assert (found.model.dtype, found.weights_bytes) == (loads, whole)
+
+
+def test_bytes_of_quantised_files_do_not_follow_the_type():
+    packed = model(2, 4, 16, torch_dtype="float32", quantization_config=AWQ)
+    found = loaded(Engine(packed, Deployment("vllm", (0, 33, 0), 2**36), weights_bytes=4e9), "auto")
+    assert (found.model.dtype, found.weights_bytes) == ("bfloat16", 4e9)
+
+
+def test_whole_experts_are_rounded_up_and_cut_ones_are_not():
+    moe = model(2, 4, 16, num_experts=10, moe_intermediate_size=64, num_experts_per_tok=2)
+    one = 3 * 5120 * 64 * 2  # bytes
+    cut, whole = (weight_bytes(moe, Split(expert_parallel=4, whole_experts=each)) for each in (False, True))
+    alone = weight_bytes(moe, Split())
+    assert alone - cut == pytest.approx(2 * (10 - 2.5) * one)
+    assert alone - whole == pytest.approx(2 * (10 - 3) * one)  # three, three, two, two

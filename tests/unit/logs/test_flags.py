@@ -28,7 +28,7 @@ from gpuwatch.engines.sizes import bytes_of, bytes_of_gib, count_of
         ("--api-key s3cr3t s3cr3t2", {"api-key": "set"}),
         ("--api-key=s3cr3t", {"api-key": "set"}),
         ("--port 1 --port 2", {"port": "2"}),
-        ('--compilation-config {"level":3} --unknown x --config f.json', {}),
+        ('--compilation-config {"level":3} --unknown x --config f.yaml', {"config": "f.yaml"}),
         ("", {}),
     ],
 )

@@ -208,7 +208,12 @@ def test_tls_with_an_authority_of_ones_own(tls_folder, tmp_path, attach):
             (200, "application/json", b'{"schema": 7, "gpuwatch": "9.0"}'),
             "gpuwatch 9.0 answers with snapshots of schema",
         ),
-        ((404, "text/html", b"<h1>Not Found</h1>"), "no /api/v1/snapshot (HTTP 404); is it `gpuwatch serve`?"),
+        ((404, "text/html", b"<h1>Not Found</h1>"), "is no `gpuwatch serve`: there is no /api/v1/snapshot (HTTP 404)"),
+        (
+            (404, "text/plain; charset=utf-8", b"404 page not found\n"),
+            "is no `gpuwatch serve`: there is no /api/v1/snapshot (HTTP 404: 404 page not found)",
+        ),
+        ((404, "application/json", b'{"error": "nothing is kept of that time"}'), ": nothing is kept of that time"),
         ((502, "text/html", b"<h1>Bad Gateway</h1>"), "HTTP 502"),
         ((503, "application/json", b'{"error": "nothing was\\nread yet"}'), "nothing was read yet"),
     ],

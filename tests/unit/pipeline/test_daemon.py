@@ -79,6 +79,8 @@ def test_a_snapshot_is_made_once_per_tick_and_carries_readings_only_where_asked(
     assert {rule.name for rule in detailed.rules} == {rule.name for rule in plain.rules}
     with pytest.raises(LookupError, match="nothing is kept of that time"):
         daemon.ask_snapshot(time=1, rules=False, since=None).result(10)
+    with pytest.raises(LookupError, match=r"9999999999999 has not come yet; the newest snapshot is of \d{13}$"):
+        daemon.ask_snapshot(time=9_999_999_999_999, rules=False, since=None).result(10)
     past = daemon.ask_snapshot(time=plain.time, rules=False, since=None).result(10)
     assert past.time == plain.time
 

@@ -146,6 +146,34 @@ def test_a_server_that_states_no_limit_is_tried_at_usual_lengths():
     assert "does not state its limit" in result.conclusion[0]
 
 
+def test_usual_lengths_that_can_never_fit_into_the_pool_are_not_sent():
+    engine = Engine(limit=None, blocks=400)  # 399 usable blocks of 16: 6,384 tokens
+    result = probed(engine)
+    assert [(row["request"], row["sent_tokens"]) for row in result.rows] == [
+        ("length 1", 2048), ("as long as fits", 6384 - OUTPUT),
+    ]  # fmt: skip
+    assert max(len(body["prompt"]) for body in engine.asked) == 6376
+    assert "room for 6,384 tokens: longer prompts can never fit, and were not sent" in " ".join(result.conclusion)
+
+
+def test_nothing_is_sent_after_a_server_error_unless_it_is_wished():
+    engine = Engine(mishap=lambda tokens, number: 500 if tokens > 1000 else None)
+    result = probed(engine)
+    assert (outcomes(result), result.complete) == ({"half": "failed"}, False)
+    assert result.stopped_because == (
+        "the request of 2,044 tokens: HTTP 500: mishap 500; nothing more is sent, so that the server survives"
+    )
+    assert result.fact("answered") is False
+    result = probed(engine, ContextOptions(to_the_end=True))
+    assert outcomes(result) == {"half": "failed", "full length": "failed", "over the limit": "failed"}
+    assert (result.complete, result.fact("answered")) == (True, False)
+
+
+def test_a_refusal_is_an_answer_about_the_length():
+    result = probed(Engine(mishap=lambda tokens, number: 400 if tokens > 1000 else None))
+    assert (result.complete, result.fact("answered")) == (True, True)
+
+
 def test_a_length_can_be_named():
     result = probed(Engine(), ContextOptions(length=1000))
     assert [row["sent_tokens"] for row in result.rows] == [(1000 - OUTPUT) // 2, 1000 - OUTPUT]

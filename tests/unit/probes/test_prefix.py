@@ -87,6 +87,11 @@ def test_hits_that_come_in_larger_steps_than_the_page_says_are_measured():
         result = prefix.probe(run, QUICK)
     assert (result.fact("block_size_page"), result.fact("block_size_measured")) == (16, 64)
     assert any("blocks of 64 tokens; the page says 16" in sentence for sentence in result.conclusion)
+    # 1,024 tokens are 16 blocks of 64, and the last token is computed: 960 are found, before and after it was measured.
+    rows = {row["case"]: row for row in result.rows}
+    assert [rows[case]["cached_tokens"] for case in ("same prompt", "same salt")] == [960, 960]
+    assert "less" not in outcomes(result).values()
+    assert not any("Less than whole blocks" in sentence for sentence in result.conclusion)
 
 
 def test_a_prompt_is_pushed_out_by_about_a_pool_of_others():
@@ -204,8 +209,10 @@ def test_a_pool_without_room_for_two_blocks_is_refused():
 
 def test_a_first_prompt_that_is_refused_ends_the_probe_with_the_servers_words():
     script = Scripted(cache=PrefixCache(), fails=lambda prompt: 500 if len(prompt) > 1000 else None)
-    with running(script) as run, pytest.raises(ProbeError, match=r"1,024 tokens was not answered: HTTP 500: refused"):
+    match = r"1,024 tokens was not answered: HTTP 500: refused"
+    with running(script) as run, pytest.raises(ProbeError, match=match) as caught:
         prefix.probe(run, QUICK)
+    assert caught.value.code == 3
 
 
 def test_an_interrupted_probe_keeps_its_cases():

@@ -96,6 +96,36 @@ def test_a_wave_that_the_probe_itself_ended_breaks_nothing():
     assert (point.outcome, point.broken) == ("stopped", False)
 
 
+def test_an_answer_without_a_token_breaks_a_wave():
+    ended = Reply(ok=True, status=200, started=0.0, ended=1.0, prompt_tokens=1000, completion_tokens=0)
+    point = judge([reply(1.0, 3.0), ended], 1000, Peaks(), preempted=0, pool=POOL)
+    assert (point.outcome, point.detail, point.broken) == ("ignored", "1 of 2: an answer without one token", True)
+
+
+def test_prompts_of_which_fewer_tokens_are_counted_than_were_sent_break_a_wave():
+    short = reply(1.0, 3.0, prompt_tokens=999)
+    point = judge([short], 1000, Peaks(), preempted=0, pool=POOL, exact=True)
+    assert (point.outcome, point.detail) == ("cut", "sent 1,000 tokens, the server counts 999")
+    assert (point.prompt_tokens, point.counted_tokens) == (1000, 999)
+    # Text is as long as its words usually are: a tenth less is no cut.
+    assert judge([reply(1.0, 3.0, prompt_tokens=900)], 1000, Peaks(), preempted=0, pool=POOL).outcome == "ok"
+    assert judge([reply(1.0, 3.0, prompt_tokens=899)], 1000, Peaks(), preempted=0, pool=POOL).outcome == "cut"
+    assert judge([reply(1.0, 3.0, prompt_tokens=None)], 1000, Peaks(), preempted=0, pool=POOL).outcome == "ok"
+
+
+@pytest.mark.parametrize(("mishap", "outcome"), [("half", "cut"), ("nothing", "ignored")])
+def test_a_server_that_cuts_or_ignores_long_prompts_is_found_out(mishap, outcome):
+    engine = Engine(mishap=lambda tokens, number: mishap if tokens > 1500 else None)
+    result = probed(engine, RampOptions(concurrencies=(1,), output=4, resolution=256))
+    assert (result.fact("broke_how_at_1"), result.fact("answered")) == (outcome, True)
+    # It begins at 1,501: within 256 tokens, that is 1,501 to 1,756, and what goes well is not longer than 1,500.
+    assert 1500 - 256 < result.fact("carried_at_1") <= 1500 < result.fact("broke_at_1") <= 1756
+    (found,) = [finding for finding in result.findings if finding.id == "silent_truncation"]
+    assert f"sent {result.fact('broke_at_1'):,} tokens" in found.evidence[0].text
+    assert f"a prompt of {result.fact('carried_at_1'):,} tokens is counted whole" == found.evidence[1].text
+    assert "without an error" in " ".join(result.conclusion)
+
+
 def test_the_pool_of_a_page_and_what_fits_into_it():
     engine = Engine(blocks=40, block=128)
     with serving(engine) as url:

@@ -16,7 +16,7 @@ from gpuwatch.probes.digits_verdict import Pairs, quantised, read_baseline
 from gpuwatch.probes.limits import Pool
 from gpuwatch.probes.needle import NeedleOptions
 from gpuwatch.probes.order import OrderOptions
-from gpuwatch.probes.questions import left_out, usable_lengths
+from gpuwatch.probes.questions import answer_tokens, left_out, usable_lengths
 from gpuwatch.probes.statistics import Share
 from tests.unit.probes.scripted import MODEL, PrefixCache, Scripted, asked, count, facts, perfect, running
 
@@ -383,7 +383,13 @@ def test_equal_endpoints_show_no_difference_and_what_could_hide():
 
 def saved(result):
     facts = [{"name": name, "value": value, "unit": unit} for name, value, unit in result.facts]
-    document = {"probe": result.probe, "server": {"model": result.server.model}, "facts": facts, "rows": result.rows}
+    document = {
+        "probe": result.probe,
+        "schema": 1,
+        "server": {"model": result.server.model},
+        "facts": facts,
+        "rows": result.rows,
+    }
     return json.loads(json.dumps(document))
 
 
@@ -416,7 +422,7 @@ def test_a_baseline_that_was_asked_other_questions_is_refused():
         ({"probe": "needle"}, "a result of probe needle"),
         ({}, "not the JSON of gpuwatch probe digits"),
         ([], "not the JSON"),
-        ({"probe": "digits", "facts": [], "rows": []}, "not the JSON"),
+        ({"probe": "digits", "schema": 1, "facts": [], "rows": []}, "not the JSON"),
         (None, "not the JSON"),
     ],
 )
@@ -457,6 +463,68 @@ def test_an_interrupted_comparison_does_not_wait_for_the_other_server():
         hang.set()
     assert (result.complete, result.stopped_because) == (False, "interrupted")
     assert result.fact("pairs") == 4
+
+
+def in_groups(size, sign):
+    def answer(prompt):
+        number = perfect(prompt).split(".")[0].strip()
+        return sign.join(number[place : place + size] for place in range(0, len(number), size))
+
+    return answer
+
+
+@pytest.mark.parametrize(("size", "sign"), [(4, " "), (2, ","), (5, "\u202f"), (1, ", ")])
+def test_a_model_that_writes_digits_in_groups_passes(size, sign):
+    with running(Scripted(in_groups(size, sign))) as run:
+        result = digits.probe(run, DigitsOptions((8, 16, 20), 3, 500))
+    assert result.fact("verdict") == "passes"
+    assert [(row["exact"], row["no_number"]) for row in result.rows] == [(3, 0)] * 3
+
+
+def test_answers_have_room_for_each_digit_and_a_sign_behind_it():
+    # 64 digits one by one: 64 tokens, as many signs, and eight for words.
+    assert [answer_tokens(length) for length in (7, 20, 64)] == [48, 48, 136]
+    script = Scripted()
+    with running(script) as run:
+        result = digits.probe(run, DigitsOptions((56, 64), 2, 500))
+    assert result.fact("verdict") == "passes"
+    # 500 tokens of text fit into 600 with 48 for the answer, not with 136.
+    with running(Scripted(limit=600)) as run, pytest.raises(ProbeError, match="takes 600, answer included"):
+        digits.probe(run, DigitsOptions((64,), 2, 500))
+
+
+@pytest.mark.parametrize("module", [needle, order, digits])
+def test_a_server_that_fails_every_question_is_no_wrong_usage(module):
+    options = {needle: NeedleOptions((500,)), order: OrderOptions((500,)), digits: DigitsOptions((8,), 2, 500)}[module]
+    script = Scripted(fails=lambda prompt: 500 if len(prompt) > 200 else None)
+    with running(script) as run, pytest.raises(ProbeError, match="HTTP 500") as caught:
+        module.probe(run, options)
+    assert caught.value.code == 3
+
+
+def test_depths_of_the_same_percentage_are_one_cell_that_is_asked_once():
+    script = Scripted()
+    with running(script) as run:
+        result = needle.probe(run, NeedleOptions((500,), (0.001, 0.002, 0.5), 2))
+    assert [(row["depth_percent"], row["of"]) for row in result.rows] == [(0, 2), (50, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"schema": 9}, "schema 9; allowed: 1"),
+        ({"sentences": -5}, "-5 sentences; allowed: 0 to 10,000,000"),
+        ({"sentences": 10**400}, "allowed: 0 to 10,000,000"),
+        ({"seed": float("inf")}, "not the JSON of gpuwatch probe digits"),
+        ({"records": float("nan")}, "not the JSON of gpuwatch probe digits"),
+    ],
+)
+def test_a_saved_result_with_values_that_make_no_sense_is_refused(changes, says):
+    facts = {"kv_dtype": "auto", "seed": 0, "records": 12, "sentences": 30} | changes
+    document = {"probe": "digits", "schema": changes.get("schema", 1), "server": {"model": "m"}, "rows": []}
+    document["facts"] = [{"name": name, "value": value, "unit": ""} for name, value in facts.items()]
+    with pytest.raises(ProbeError, match=says):
+        read_baseline("x.json", document)
 
 
 def test_a_text_that_does_not_fit_is_refused_before_anything_is_asked():

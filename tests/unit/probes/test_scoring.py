@@ -34,6 +34,37 @@ def test_the_first_number_that_is_long_enough_is_the_answer(answer, number):
 
 
 @pytest.mark.parametrize(
+    ("answer", "number"),
+    [
+        ("4821 9370 1234 5678", "4821937012345678"),
+        (" 4821,9370,1234,5678.", "4821937012345678"),
+        ("48 21 93 70 12 34 56 78\n\n1", "4821937012345678"),
+        ("48219 37012 34567 8", "4821937012345678"),
+        ("482 193 701 234 567 8", "4821937012345678"),
+        ("4 821 937 012 345 678", "4821937012345678"),
+        ("4821\u202f9370\u202f1234\u202f5678 (16 digits)", "4821937012345678"),
+        ("4,8,2,1,9,3,7,0,1,2,3,4,5,6,7,8", "4821937012345678"),
+        ("4, 8, 2, 1, 9, 3, 7, 0, 1, 2, 3, 4, 5, 6, 7, 8", "4821937012345678"),
+        ("4821 9370 1234 5678 4", "4821937012345678"),
+        ("4821937012345678 1234567812345678", "4821937012345678"),
+        ("4821 9370,1234 5678", "48219370"),  # two signs: two numbers
+        ("4821 9370", "48219370"),
+        ("4821 937", ""),  # seven of sixteen digits
+        ("version 1.25.3, 4821937012345678", "4821937012345678"),
+    ],
+)
+def test_digits_in_groups_are_one_number(answer, number):
+    assert first_number(answer, 16) == number
+
+
+@pytest.mark.parametrize(
+    ("answer", "number"), [("4821 4821 4821", "4821"), ("4,8,2,1", "4821"), ("48 21", "4821"), ("4821, 1112", "4821")]
+)
+def test_short_numbers_are_not_taken_for_groups_of_a_longer_one(answer, number):
+    assert first_number(answer, 4) == number
+
+
+@pytest.mark.parametrize(
     ("answer", "outcome"),
     [
         (" 4821937", "right"),

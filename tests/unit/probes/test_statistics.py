@@ -71,3 +71,10 @@ def test_mcnemar_is_the_binomial_chance_of_such_a_split(first, second, p):
 def test_mcnemar_refuses_negative_counts():
     with pytest.raises(ValueError, match="questions"):
         mcnemar(-1, 2)
+
+
+def test_less_than_all_is_never_called_all():
+    # 3,600 of 3,614 is 99.61 %; Wilson's interval is 99.35 to 99.77 %.
+    assert str(Share(3600, 3614)) == "3600 of 3614 (>99 %, 99 to >99 %)"
+    assert str(Share(0, 10)) == "0 of 10 (0 %, 0 to 28 %)"
+    assert str(Share(10, 10)) == "10 of 10 (100 %, 72 to 100 %)"

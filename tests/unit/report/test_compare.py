@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -55,6 +56,62 @@ def test_better_in_one_and_worse_in_another_is_said_so():
     said = verdict(run("a", seed=1), run("b", seed=2, rate=130.0, itl=0.03))
     assert said.text.startswith("B is better than A in some figures and worse in others: generated tokens +")
     assert said.tone == "warning"
+
+
+def test_a_latency_that_rose_above_all_buckets_is_worse_and_named_first():
+    pair = versus(run("a", seed=1), run("b", seed=2, ttft=9.0))
+    # 9 s is above the highest bound of 5 s; the first run lies in 0.1 to 0.5 s: p95 is 0.1 + 0.4 * 0.95.
+    known = row(pair, "time to first token p95")
+    assert (value_of(known, 0), value_of(known, 1)) == (pytest.approx(0.48), math.inf)
+    assert (known.verdict, known.comparison.low) == ("worse", None)
+    assert row(versus(pair.second, pair.first), "time to first token p95").verdict == "better"
+    document = compare_report.build([pair.first, pair.second])
+    (said, *_) = document.blocks
+    assert said.text.startswith("B is worse than A: time to first token p95 480 ms → above all buckets")
+    assert "| time to first token p95 | 480 ms | above all buckets |" in markdown.write(document)
+
+
+def test_a_figure_above_all_buckets_is_a_text_in_json():
+    data = compare_report.as_json([run("a", seed=1), run("b", seed=2, ttft=9.0)], finding_json)
+    figures = {each["name"]: each for each in data["comparisons"][0]["figures"]}
+    known = figures["time to first token p95"]
+    assert (known["value"], known["difference"], known["verdict"]) == ("+Inf", None, "worse")
+    json.dumps(data, allow_nan=False)
+
+
+def test_where_both_runs_are_above_all_buckets_the_mean_stands_for_the_quantile():
+    pair = versus(run("a", seed=1, ttft=9.0), run("b", seed=2, ttft=90.0))
+    assert row(pair, "time to first token p95").verdict == "n/a"
+    assert verdict(pair.first, pair.second).text.startswith("B is worse than A: time to first token mean +900.0 %")
+
+
+def test_a_quantile_that_is_above_all_buckets_in_a_part_of_the_run_only_is_no_difference_for_sure():
+    # Of 60 windows 4 are above all buckets: 6.7 % of the requests, but drawn anew often less than 5 %.
+    often = (*(0.3,) * 14, 9.0)
+    pair = versus(run("a", seed=1), run("b", seed=2, ttft=often))
+    known = row(pair, "time to first token p95")
+    assert (value_of(known, 1), known.verdict) == (math.inf, "too short to say")
+
+
+def test_a_difference_outside_of_the_leading_figures_is_not_passed_over():
+    # 0.2 s and 0.4 s lie in the same bucket of 0.1 to 0.5 s: quantiles are alike, the mean is not.
+    said = verdict(run("a", seed=1, ttft=0.2), run("b", seed=2, ttft=0.4))
+    assert said.text.startswith("B is worse than A: time to first token mean +100.0 %")
+
+
+def test_throughput_that_could_not_be_judged_is_named_and_not_called_equal():
+    # Both rise through the whole run: neighbours are alike, so that there are too few independent blocks.
+    def rising(name, base):
+        known = run(name, seed=1)
+        windows = tuple(window(number, rate=base * (0.5 + number / 60)) for number in range(60))
+        return replace(known, engines=(replace(known.engines[0], windows=windows),))
+
+    pair = versus(rising("a", 100.0), rising("b", 300.0))
+    assert row(pair, "generated tokens").verdict == "too short to say"
+    said = verdict(pair.first, pair.second)
+    assert said.tone == "warning"
+    assert "Too short to say whether this is more than chance: generated tokens +200.0 %" in said.text
+    assert said.text.startswith("No difference between A and B is shown in ")
 
 
 def test_a_short_run_has_no_verdict():
@@ -148,6 +205,26 @@ def test_twice_the_ranks_with_the_same_speed_scale_poorly():
     (advice,) = finding.advice
     assert (advice.flag, advice.current, advice.proposed) == ("--tensor-parallel-size", "4", "2")
     assert "2 replicas of 2" in advice.text
+
+
+def test_ranks_of_which_no_two_copies_fit_are_not_split_into_copies():
+    pair = versus(run("a", seed=1, tp=4, rate=100), run("b", seed=2, tp=6, rate=60))
+    (advice,) = poor(pair, scaling(pair)).advice
+    assert advice.text.startswith("the model runs on 4 cards: stay with 4 ranks, at ")
+    assert advice.text.endswith(" tok/s and 2 cards fewer")
+    assert (advice.current, advice.proposed) == ("6", "4")
+
+
+def test_copies_that_leave_a_card_over_say_so():
+    pair = versus(run("a", seed=1, tp=2, rate=100), run("b", seed=2, tp=5, rate=100))
+    (advice,) = poor(pair, scaling(pair)).advice
+    assert "2 replicas of 2 instead, up to 200 tok/s from 4 of the 5 cards" in advice.text
+
+
+def test_courses_are_rows_of_characters_in_markdown():
+    text = markdown.write(compare_report.build([run("a", seed=1), run("b", seed=2)]))
+    courses = text.split("## Over time, since each run began to work")[1].split("## ")[0]
+    assert courses.count("\n| A | ") == courses.count("\n| B | ") == 4
 
 
 def test_the_order_of_the_runs_does_not_matter_for_scaling():

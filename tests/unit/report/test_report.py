@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import re
+import time
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -312,6 +313,41 @@ def test_a_result_with_odd_parts_is_shown_without_them(tmp_path, damage):
     path = tmp_path / "x.json"
     path.write_text(json.dumps(RESULT | damage))
     assert "Probe ramp" in page_of(full(), read(path))
+
+
+@pytest.mark.parametrize("number", ["1e20", "NaN", "-1e18", "Infinity", "1" + 400 * "0"])
+def test_numbers_of_a_probe_that_say_nothing_are_not_shown_and_do_no_harm(tmp_path, number):
+    path = tmp_path / "x.json"
+    odd = {"started": "ODD", "rows": [*RESULT["rows"], {**RESULT["rows"][0], "ttft_s": "ODD", "prompt_tokens": "ODD"}]}
+    path.write_text(json.dumps(RESULT | odd).replace('"ODD"', number))
+    page = page_of(full(), read(path))
+    assert "Probe ramp" in page
+    for picture in page.split("<svg")[1:]:
+        assert "nan" not in picture.split("</svg>")[0]
+        ET.fromstring("<svg" + picture.split("</svg>")[0] + "</svg>")
+
+
+def test_json_has_the_results_of_probes(tmp_path, capsys):
+    path = tmp_path / "ramp.json"
+    path.write_text(json.dumps(RESULT)[:-1] + ', "odd": NaN}')
+    recording = str(record(tmp_path / "a.rec", steady(5)))
+    assert main(["report", recording, "--probe", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["probes"] == [RESULT | {"odd": None}]
+    assert main(["report", recording, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["probes"] == []
+
+
+def test_times_of_a_report_have_their_zone(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC-3")
+    time.tzset()
+    try:
+        text = markdown.write(run_report.build(run("a", seed=1), (probed(started=START / 1000),)))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    # 1,700,000,000 s is 2023-11-14 22:13:20 UTC, three hours later there; the run has five minutes.
+    assert "2023-11-15 01:13:20 +0300 to 01:18:20 +0300" in text
+    assert text.count("2023-11-15 01:13:20 +0300") == 3  # head, what ran, the probe
 
 
 def test_the_command_writes_a_page_and_markdown(tmp_path, capsys):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from unit.pipeline import scenario
@@ -8,12 +9,15 @@ from unit.report.runs import GIB, LAUNCH, START, card, page, record, steady
 
 from gpuwatch.alerts.rulefile import load, shipped_paths
 from gpuwatch.diagnosis.finding import Finding
+from gpuwatch.model import series
 from gpuwatch.pipeline.run_data import Collector, collect
 from gpuwatch.pipeline.run_windows import MOST_POINTS, MOST_WINDOWS, EngineBook, Points, rows_of
 from gpuwatch.recording import Header, Tick
 from gpuwatch.report.figures import added_seconds, for_plot
 from gpuwatch.report.load import marks_of
 from gpuwatch.report.run_report import verdict, when
+
+KEYS_OF_NOTHING = (series("gpuwatch_engine_up", host="node", server="127.0.0.1:8000"),)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +46,87 @@ def test_the_increases_of_a_window_are_those_between_its_samples():
 def test_a_counter_that_starts_anew_counts_from_zero():
     (window,) = book([(0, {"tokens": 1000}), (1, {"tokens": 1040}), (2, {"tokens": 30})])
     assert window.counted["generation_tokens"] == 70
+
+
+def test_a_counter_that_appears_with_its_first_event_counts_from_zero():
+    kept = EngineBook(2000, 10_000)
+    for second in range(5):
+        batch = page(second, tokens=64, prompt=500)
+        if second < 2:
+            batch = replace(batch, keys=batch.keys[:3], values=batch.values[:3])
+        ((_, rows),) = rows_of(batch).items()
+        kept.take(batch.time, rows, batch.values)
+    counted = [window.counted for window in kept.windows()]
+    assert [each["generation_tokens"] for each in counted] == [64, 0]
+    assert [each["prompt_tokens"] for each in counted] == [500, 0]
+
+
+def test_what_counted_before_the_first_sample_and_during_a_hole_is_in_no_window():
+    windows = book([(0, {"tokens": 900}), (2, {"tokens": 900}), (60, {"tokens": 5000}), (62, {"tokens": 5007})])
+    assert [window.counted["generation_tokens"] for window in windows] == [0, 7]
+
+
+@pytest.mark.parametrize(("silent", "tokens"), [(False, 80), (True, 16)])
+def test_an_engine_whose_page_was_empty_before_has_all_that_it_counted(tmp_path, rules, silent, tokens):
+    empty = replace(page(0), keys=KEYS_OF_NOTHING, values=(1.0,))
+    ticks = [(second, [replace(empty, time=START + 1000 * second)]) for second in range(3)]
+    if silent:  # it started anew in between: what it counted before that sample is not known
+        ticks[2] = (2, [scenario.down(2)])
+    ticks += [(second, [page(second, tokens=tokens)]) for second, tokens in ((3, 64), (4, 70), (5, 80))]
+    (engine,) = collect(record(tmp_path / "a.rec", ticks), rules).engines
+    assert sum(window.counted["generation_tokens"] for window in engine.windows) == tokens
+
+
+def test_the_short_end_of_a_run_is_part_of_its_last_window():
+    windows = book([(0, {}), (1, {"tokens": 10}), (2, {"tokens": 20}), (2.5, {"tokens": 900, "running": 9})])
+    assert [(window.start - START, window.end - START) for window in windows] == [(0, 2500)]
+    assert windows[0].counted["generation_tokens"] == 900
+    assert windows[0].running == (4 + 4 + 4 + 9) / 4
+
+
+def test_a_short_end_after_a_hole_stands_alone():
+    windows = book([(0, {}), (2, {"tokens": 20}), (60, {"tokens": 20}), (60.5, {"tokens": 50})])
+    assert [(window.end - START, window.counted["generation_tokens"]) for window in windows] == [
+        (2000, 20),
+        (60_500, 30),
+    ]
+
+
+def test_work_in_the_last_seconds_of_a_long_run_is_not_lost():
+    # 4 h and 1 min: windows are 32 s long by then, and the last 14 s are less than half of one.
+    last = 4 * 3600 + 60
+    windows = book(
+        [(second, {"running": 0, "tokens": 1000 * max(0, second - last + 14)}) for second in range(last + 1)]
+    )
+    assert sum(window.counted["generation_tokens"] for window in windows) == 14_000
+    assert added_seconds(windows) == last
+
+
+def test_asking_twice_for_the_windows_gives_the_same():
+    kept = EngineBook(2000, 10_000)
+    for second in (0, 2, 2.5):
+        batch = page(second, tokens=round(10 * second))
+        ((_, rows),) = rows_of(batch).items()
+        kept.take(batch.time, rows, batch.values)
+    assert kept.windows() == kept.windows()
+
+
+def test_the_mean_of_a_gauge_is_that_of_all_samples_and_not_of_the_thinned_curve():
+    points = Points()
+    for second in range(3600):
+        points.add(second * 1000, 1.0 if second % 8 == 0 else 0.0)
+    assert points.mean == 450 / 3600  # 12.5 %
+    assert len(points.curve().times) <= 2 * MOST_POINTS
+    assert Points().mean is None
+
+
+def test_a_gpu_that_is_busy_one_second_of_eight_is_busy_an_eighth_of_a_long_run(tmp_path, rules):
+    ticks = []
+    for second in range(1600):
+        batch = card(second, 60 * GIB)
+        ticks.append((second, [replace(batch, values=(*batch.values[:-1], 1.0 if second % 8 == 0 else 0.0))]))
+    (gpu,) = collect(record(tmp_path / "a.rec", ticks), rules).gpus
+    assert gpu.busy_mean == 0.125
 
 
 def test_what_came_during_a_gap_belongs_to_the_whole_gap():

@@ -1,0 +1,216 @@
+"""Workers and engines that ended: by which signal, and by whom where one is known."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.causes import moments
+from gpuwatch.diagnosis.causes.kills import UNIT_WORDS, of_engine
+from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
+from gpuwatch.diagnosis.explanation import Explanation, logged
+from gpuwatch.diagnosis.finding import Evidence, NotEnough
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuwatch.diagnosis.causes.view import View
+    from gpuwatch.model import LogEvent
+
+ERRORS = (
+    "torch_oom",
+    "cuda_oom_other",
+    "no_kv_blocks",
+    "max_model_len_exceeds_kv",
+    "free_memory_below_budget",
+    "warmup_oom",
+    "memory_profile_drift",
+    "nccl_error",
+    "nccl_timeout",
+    "cuda_error",
+    "ecc_error",
+    "port_in_use",
+    "model_not_found",
+    "uva_unavailable",
+    "dtype_unsupported",
+    "driver_too_old",
+    "gpu_unsupported",
+    "rope_beyond_native",
+    "load_oom",
+    "nccl_shm_failed",
+    "rendezvous_timeout",
+)
+"""Events that say why a start failed or an engine ended."""
+KILLED = 137
+"""128 + SIGKILL: what a shell, Docker and Kubernetes report of a process that was killed."""
+
+
+def died(view: View) -> Iterator[Cause | NotEnough]:
+    """Judge workers and engines that ended by a signal, and name the killer where one is known."""
+    for event in view.events("worker_dead", "process_crashed", "process_killed"):
+        if _told_elsewhere(view, event):
+            continue
+        if _foreign(view, event):
+            yield NotEnough("worker_died", f"what {event.field('name')} runs: a unit of systemd was ended by a signal")
+            continue
+        code = number(event, "code")
+        caught = _signal(event, code)
+        who = group(event, "w", "r", "name") or ("a process" if event.event == "process_crashed" else "the server")
+        if event.field("r"):
+            who = f"rank {event.field('r')}"
+        evidence = [logged(event), *(logged(each) for each in view.events("engine_dead")[:1])]
+        killer = _killer(view, event)
+        evidence += _named(killer, event)
+        cause = f"{who} ended" + (f" by {caught}" if caught else "") + _how(caught, code, killer)
+        yield Cause(
+            "worker_died",
+            Explanation(
+                cause,
+                0.85 if caught or killer else 0.6,
+                tuple(evidence),
+                (
+                    advise("who killed it: dmesg -T | grep -i -E 'oom|killed process', kubectl describe pod, ray logs")
+                    if caught == "SIGKILL" and not killer
+                    else advise("look for an Xid at that time: dmesg -T | grep -i xid"),
+                    advise(
+                        "vLLM exits with status 0 after this: let the supervisor restart always, not on failure only"
+                    ),
+                ),
+            ),
+            event.time,
+        )
+        if caught == "SIGKILL" and not killer:
+            yield NotEnough(
+                "host_memory_oversubscribed",
+                "dmesg or kubectl describe: a SIGKILL from the OOM killer looks like any other",
+            )
+        return
+    lost = [event for event in view.events("engine_dead") if "unexpectedly" in event.text]
+    raised = [
+        event for event in view.events("engine_dead") if "fatal error" in event.text or "hit an exception" in event.text
+    ]
+    if lost and not raised and not _explained(view, lost[0]):
+        yield from _vanished(view, lost[0])
+    else:
+        yield from _exited(view)
+
+
+def _told_elsewhere(view: View, event: LogEvent) -> bool:
+    """Whether an end is part of another finding: a kill before a start that met what was left, an error before it."""
+    run = view.run_of(event)
+    later = any(other.source == run.source and other.start > run.start for other in view.runs)
+    if event.event == "process_killed":
+        return later and bool(view.events("free_memory_below_budget", "port_in_use"))
+    return event.event == "worker_dead" and number(event, "code") is None and _explained(view, event)
+
+
+def _foreign(view: View, event: LogEvent) -> bool:
+    """Whether an end is that of a unit of systemd of which nothing says that it runs an engine."""
+    name = event.field("name")
+    if not name.endswith((".service", ".scope")) or any(word in name.lower() for word in UNIT_WORDS):
+        return False
+    return not any(given.engine for given in view.incident.inputs)
+
+
+def _how(caught: str, code: float | None, killer: tuple[LogEvent, ...]) -> str:
+    """Return the end of the sentence on how a process ended."""
+    if killer:
+        return f", killed for lack of memory ({killer[0].event})."
+    if caught == "SIGKILL":
+        return ": somebody or something killed it from outside; the log of a process cannot say who."
+    if caught:
+        return ": a crash of native code (a kernel, a library or the driver)."
+    if code:
+        return f" with exit code {code:.0f}: its own error stands above this line."
+    return " without a word of its own."
+
+
+def _vanished(view: View, event: LogEvent) -> Iterator[Cause | NotEnough]:
+    """Judge an engine process that was gone from one moment to the next, without an error of its own."""
+    killer = _killer(view, event)
+    who = event.field("name") or "the engine's process"
+    evidence = [logged(event), *_named(killer, event)]
+    evidence.append(ruled_out("an error of the engine: it printed none before it was gone", event))
+    yield Cause(
+        "worker_died",
+        Explanation(
+            f"{who} was gone without an error of its own"
+            + (
+                f": killed for lack of memory ({killer[0].event})."
+                if killer
+                else ": it was killed from outside (SIGKILL, the OOM killer) or crashed in native code."
+            ),
+            0.85 if killer else 0.65,
+            tuple(evidence),
+            (
+                advise("who killed it: dmesg -T | grep -i -E 'oom|killed process|segfault|xid', kubectl describe pod"),
+                advise("vLLM exits with status 0 after this: let the supervisor restart always, not on failure only"),
+            ),
+        ),
+        event.time,
+    )
+    if not killer:
+        yield NotEnough(
+            "host_memory_oversubscribed",
+            "dmesg or kubectl describe: a SIGKILL from the OOM killer looks like any other",
+        )
+
+
+def _exited(view: View) -> Iterator[Cause | NotEnough]:
+    if view.events("probe_kill"):
+        return
+    for event in view.events("container_exit"):
+        name, status = event.field("container"), number(event, "code")
+        if event.field("engine") == "yes" and status not in (None, 0, KILLED) and not moments.ends(view):
+            yield NotEnough(
+                "worker_died", f"why the container {name} ended with {status:.0f}: kubectl logs --previous -c {name}"
+            )
+    for event in view.events("container_exit"):
+        named = (*view.events("out_of_memory_killed"), *view.events("container_killed"))
+        told = any(each.field("container") in ("", event.field("container")) for each in named)
+        if number(event, "code") == KILLED and not told and event.field("engine") != "no":
+            yield Cause(
+                "worker_died",
+                Explanation(
+                    "The container was killed from outside (137 is 128 + SIGKILL). OOMKilled is not said.",
+                    0.6,
+                    (logged(event),),
+                    (advise("who killed it: kubectl describe pod, docker inspect, dmesg -T | grep -i oom"),),
+                ),
+                event.time,
+            )
+            return
+
+
+def _signal(event: LogEvent, code: float | None) -> str:
+    """Return the name of the signal, or nothing."""
+    if event.event == "process_killed":
+        return "SIGKILL"
+    named = group(event, "signal") or ("SIG" + event.field("sig") if event.field("sig") else "")
+    if named:
+        return named
+    if event.event == "process_crashed":
+        return {"Bus error": "SIGBUS", "Aborted": "SIGABRT"}.get(group(event, "what", "what3"), "SIGSEGV")
+    if code is not None and (code < 0 or code > 128):
+        try:
+            return signal.Signals(int(-code if code < 0 else code - 128)).name
+        except ValueError:
+            return ""
+    return ""
+
+
+def _killer(view: View, end: LogEvent) -> tuple[LogEvent, ...]:
+    """Return the kills that can be this end: of an engine's process, and not known to be of another time."""
+    kills = view.events("out_of_memory_killed", "ray_memory_kill", "pod_evicted")
+    near = [kill for kill in kills if of_engine(kill) and moments.together(kill, end) is not False]
+    return tuple(moments.nearest(near, (end,))[:2])
+
+
+def _named(killer: tuple[LogEvent, ...], end: LogEvent) -> list[Evidence]:
+    """Return the kills as evidence, and whether their times cannot be compared with that of the end."""
+    return [*(logged(kill) for kill in killer), *(said for kill in killer[:1] for said in moments.doubt(kill, (end,)))]
+
+
+def _explained(view: View, event: LogEvent) -> bool:
+    """Whether an error before the line says why the worker ended."""
+    return any(other.source == event.source for other in view.events(*ERRORS))

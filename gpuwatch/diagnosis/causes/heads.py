@@ -1,0 +1,136 @@
+"""KV heads that are fewer than the tensor-parallel ranks: every rank keeps a copy, and more ranks add no room."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact
+from gpuwatch.diagnosis.explanation import Explanation, logged, told
+from gpuwatch.diagnosis.finding import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuwatch.diagnosis.causes.view import Run, View
+    from gpuwatch.diagnosis.finding import Advice
+
+MLA = re.compile(r"Deepseek(?:V[2-9]|ForCausalLMV[2-9])|Kimi|LongcatFlash|MLA", re.IGNORECASE)
+"""Architectures whose KV cache is one latent vector per token for all heads."""
+MORE = 1.5
+"""A layout that holds so many times the requests of another one on the same cards is a clear gain."""
+
+
+def kv_heads(view: View) -> Iterator[Cause]:
+    """Judge KV heads that are fewer than the ranks: each rank holds a copy, and more ranks give no more pool."""
+    for run in view.runs:
+        heads, where = _heads(view, run)
+        dcp = run.number("dcp") or 1
+        if heads is None or run.tp <= heads * dcp or run.tp == 1:
+            continue
+        copies = run.tp // heads
+        if copies < 2:
+            continue
+        twin = _twin(view, run)
+        evidence = [
+            *where,
+            *from_fact(run, "tp", "tensor-parallel ranks: {}"),
+            *from_fact(run, "max_concurrency", "requests of full length that fit: {}"),
+        ]
+        gain = ""
+        if twin is not None:
+            ours, theirs = (
+                run.number("max_concurrency") or 0,
+                (twin.number("max_concurrency") or 0) * (twin.number("dp") or 1),
+            )
+            gain = (
+                f" As {twin.number('dp'):.0f} replicas the same cards hold {theirs:.1f} requests of full length, as "
+                f"one group {ours:.1f}."
+            )
+            evidence += from_fact(
+                twin, "max_concurrency", f"{twin.number('dp'):.0f} data-parallel replicas hold {{}} each"
+            )
+        evidence.append(
+            Evidence("Ruled out: the memory fraction and the links between the cards: neither changes the copies")
+        )
+        yield Cause(
+            "kv_head_replication",
+            Explanation(
+                f"The model has {heads} KV head{'s' if heads > 1 else ''} and {run.tp} tensor-parallel ranks: every "
+                f"rank keeps {'the full' if heads == 1 else 'a copied part of the'} KV cache, {copies} times in all, "
+                f"so that more ranks add no room.{gain}",
+                0.9 if twin is not None else 0.75,
+                tuple(evidence),
+                (
+                    *_fewer_ranks(run, copies),
+                    advise("or share the cache among the ranks", "--decode-context-parallel-size", int(dcp), copies),
+                ),
+            ),
+            _time(run),
+            severity=None if twin is not None else "info",
+        )
+        return
+
+
+def _fewer_ranks(run: Run, copies: int) -> list[Advice]:
+    """Return the advice to use the same cards as replicas of so many fewer ranks each; SGLang counts them within TP."""
+    replicas = int(run.number("dp") or 1)
+    if run.sglang:
+        return [
+            advise(
+                "run attention data-parallel on the same cards, which --tp-size still counts, with "
+                "--enable-dp-attention",
+                "--dp-size",
+                replicas,
+                replicas * copies,
+            )
+        ]
+    return [
+        advise(
+            "run attention data-parallel on the same cards: fewer ranks in each replica (a MoE model also needs "
+            "--enable-expert-parallel)",
+            "--tensor-parallel-size",
+            run.tp,
+            run.tp // copies,
+        ),
+        advise("and as many more replicas", "--data-parallel-size", replicas, replicas * copies),
+    ]
+
+
+def _time(run: Run) -> int:
+    fact = run.fact("max_concurrency") or run.fact("kv.tokens")
+    return (fact.time or 0) if fact is not None else 0
+
+
+def _heads(view: View, run: Run) -> tuple[int | None, list[Evidence]]:
+    """Return the KV heads and where they are known from; one for a latent cache."""
+    latent = run.fact("kv.format")
+    name = run.fact("architecture")
+    if latent is not None:
+        return 1, [told(latent, f"the KV cache has the latent format {latent.value}: one head for all")]
+    if name is not None and MLA.search(str(name.value)):
+        return 1, [told(name, f"{name.value} keeps one latent vector per token for all heads")]
+    config = view.incident.config or {}
+    inner = config.get("text_config")
+    config = inner if isinstance(inner, dict) and "num_key_value_heads" in inner else config
+    value = config.get("num_key_value_heads")
+    if isinstance(value, int) and value > 0:
+        return value, [
+            Evidence(f"config.json: num_key_value_heads is {value}", "config.json", None, "num_key_value_heads", value)
+        ]
+    for event in view.events("config_key"):
+        if event.field("key") == "num_key_value_heads" and event.field("value").isdigit():
+            return int(event.field("value")), [logged(event)]
+    return None, []
+
+
+def _twin(view: View, run: Run) -> Run | None:
+    """Return a run of the same model with more replicas and fewer ranks that holds clearly more."""
+    for other in view.runs:
+        replicas = other.number("dp") or 1
+        if other is run or other.text("model") != run.text("model") or replicas <= (run.number("dp") or 1):
+            continue
+        ours, theirs = run.number("max_concurrency"), other.number("max_concurrency")
+        if ours and theirs and theirs * replicas >= MORE * ours:
+            return other
+    return None

@@ -1,0 +1,201 @@
+"""Xids of the kernel log by their class: the card, its repairs, or a program; and memory of a card that fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.causes import moments
+from gpuwatch.diagnosis.causes.hardware import BUS
+from gpuwatch.diagnosis.causes.view import Cause, advise, number, ruled_out, sampled
+from gpuwatch.diagnosis.explanation import Explanation, logged
+from gpuwatch.diagnosis.xid_table import MEMORY, TABLE, is_hardware, is_repair, xid_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuwatch.diagnosis.causes.view import View
+    from gpuwatch.diagnosis.finding import Evidence
+    from gpuwatch.model import LogEvent
+
+
+def xids(view: View) -> Iterator[Cause]:
+    """Judge Xids by their class, and by whether one card or several report them."""
+    known = [event for event in view.events("xid") if xid_of(event.field("code")) is not None]
+    hard = [event for event in known if is_hardware(event.field("code"))]
+    soft = [event for event in known if not is_hardware(event.field("code"))]
+    if hard:
+        yield _hardware(view, hard)
+    elif view.events("ecc_error") or _failing_rows(view):
+        yield _ecc(view)
+    if soft and not hard:
+        yield _software(view, soft)
+
+
+def _hardware(view: View, hard: list[LogEvent]) -> Cause:
+    codes = sorted({int(number(event, "code") or 0) for event in hard})
+    cards = sorted({event.field("pci") for event in hard})
+    told = "; ".join(f"Xid {code}: {TABLE[code].meaning}" for code in codes[:4])
+    where = cards[0] if len(cards) == 1 else f"{len(cards)} cards"
+    advice = []
+    if BUS & set(codes):
+        advice += [
+            advise(
+                "check power, slot, riser and cables of this card; limit its clocks to test whether it is the load",
+                "nvidia-smi -lgc",
+                None,
+                "210,1200",
+            ),
+            advise("the card comes back with a reboot or a power cycle only"),
+        ]
+    if any(TABLE[code].advice == MEMORY for code in codes):
+        advice += [
+            advise(
+                "drain the node and reset the GPU, so that pending rows are remapped: nvidia-smi -q shows Remapped Rows"
+            ),
+            advise("if it comes back, replace the card; do not tune the engine for it"),
+        ]
+    if not advice:
+        advice += [advise(text) for text in dict.fromkeys(text for code in codes for text in TABLE[code].advice)]
+    evidence = [logged(event) for event in _first_of_each(hard)[:4]]
+    if len(cards) == 1 and len(hard) > 1:
+        evidence.append(ruled_out(f"the software: all {len(hard)} come from one card, {cards[0]}", hard[-1], len(hard)))
+    evidence += _failing_rows(view)
+    ends = moments.ends(view)
+    main = moments.nearest(hard, ends)[0] if ends else hard[0]
+    engine = view.events("nccl_timeout", "rpc_timeout", "cuda_error", "engine_dead")
+    evidence += [logged(event) for event in engine if moments.related(main, (event,)) is not False][:1]
+    evidence += [*moments.doubt(main, ends), *moments.elsewhere(main, ends)]
+    apart = moments.related(main, ends) is False
+    return Cause(
+        "xid_hardware",
+        Explanation(f"The hardware of {where} fails. {told}.", 0.95, tuple(evidence), tuple(advice)),
+        main.time,
+        severity=moments.milder(main, ends),
+        apart=apart,
+    )
+
+
+def _first_of_each(events: list[LogEvent]) -> list[LogEvent]:
+    first: dict[str, LogEvent] = {}
+    for event in events:
+        first.setdefault(event.field("code"), event)
+    return list(first.values())
+
+
+def _ecc(view: View) -> Cause:
+    events = view.events("ecc_error")
+    rows = _failing_rows(view)
+    cause = (
+        "GPU memory fails: CUDA met an uncorrectable ECC error."
+        if events
+        else "GPU memory fails: rows had to be replaced again."
+    )
+    others = view.events("rpc_timeout", "nccl_timeout", "engine_dead")
+    evidence = [*(logged(event) for event in events[:1]), *rows, *(logged(event) for event in others[:1])]
+    if events:
+        evidence.append(
+            ruled_out("memory that ran out: the error is about the content of memory, not its amount", events[0])
+        )
+    return Cause(
+        "xid_hardware",
+        Explanation(
+            cause,
+            0.92 if events else 0.8,
+            tuple(evidence),
+            (
+                advise("look at ECC and Remapped Rows in nvidia-smi -q, and for Xid 48, 63, 94 or 95 in dmesg"),
+                advise("reset the GPU or reboot, so that the rows are remapped; replace the card if it comes back"),
+            ),
+        ),
+        events[0].time if events else 0,
+    )
+
+
+def _failing_rows(view: View) -> list[Evidence]:
+    """Return rows of memory that were remapped while somebody looked, or could not be."""
+    found = [
+        logged(event)
+        for event in view.events("rows_remapped")
+        if (number(event, "now") or 0) > (number(event, "before") or 0) or event.field("failed").lower() == "yes"
+    ]
+    found += [
+        sampled(each, "a remapped row waits for a reset")
+        for each in view.samples("gpu_row_remap_pending")
+        if each.value == 1
+    ]
+    found += [
+        sampled(each, "a row could not be remapped") for each in view.samples("gpu_row_remap_failed") if each.value == 1
+    ]
+    uncorrected = [each for each in view.samples("gpu_ecc_errors_total", type="uncorrected") if each.value > 0]
+    found += [sampled(each, f"{each.value:.0f} uncorrected ECC errors") for each in uncorrected]
+    return found[:3]
+
+
+def _software(view: View, soft: list[LogEvent]) -> Cause:
+    """Explain Xids that are no fault of the card: those of programs, and repairs after which it goes on working."""
+    ends = moments.ends(view)
+    repairs = [event for event in soft if is_repair(event.field("code"))]
+    programs = [event for event in soft if not is_repair(event.field("code"))]
+    main = moments.nearest(programs or repairs, ends)[0] if ends else (programs or repairs)[0]
+    found = _failed(programs, repairs) if programs else _repaired(repairs)
+    evidence = (*found.evidence, *moments.doubt(main, ends), *moments.elsewhere(main, ends))
+    apart = moments.related(main, ends) is False
+    return Cause("xid_software", replace(found, evidence=evidence), main.time, apart=apart)
+
+
+def _told(events: list[LogEvent]) -> str:
+    codes = sorted({int(number(event, "code") or 0) for event in events})
+    return "; ".join(f"Xid {code}: {TABLE[code].meaning}" for code in codes[:3])
+
+
+def _repaired(repairs: list[LogEvent]) -> Explanation:
+    """Explain memory that a card took out of use by itself."""
+    cards = sorted({event.field("pci") for event in repairs})
+    where = f"The card at {cards[0]}" if len(cards) == 1 else f"{len(cards)} cards"
+    advice = dict.fromkeys(text for event in repairs for text in TABLE[int(number(event, "code") or 0)].advice)
+    return Explanation(
+        f"{where} took a part of {'its' if len(cards) == 1 else 'their'} memory out of use: {_told(repairs)}. The card "
+        "goes on working; an ECC error that came with it has an Xid of its own (48, 94, 95).",
+        0.85,
+        (
+            *(logged(event) for event in repairs[:2]),
+            ruled_out("a program or the driver: an Xid of that number is about the card's memory", repairs[0]),
+        ),
+        tuple(advise(text) for text in advice),
+    )
+
+
+def _failed(programs: list[LogEvent], repairs: list[LogEvent]) -> Explanation:
+    """Explain a program on the GPU that failed, beside repairs that may have come as well."""
+    cards = {event.field("pci") for event in programs}
+    several = len(cards) > 1
+    evidence = [logged(event) for event in programs[:2]]
+    advice = [
+        advise("update the driver and the engine; CUDA_LAUNCH_BLOCKING=1 names the kernel"),
+        advise("suspect the card only if the same one repeats it across versions"),
+    ]
+    if repairs:
+        evidence += [logged(repairs[0])]
+        repair = _repaired(repairs)
+        return Explanation(
+            f"A program on the GPU failed: {_told(programs)}. {repair.cause} Whether the program met that memory is "
+            "not said.",
+            0.6,
+            tuple(evidence),
+            (*repair.advice, *advice),
+        )
+    evidence.append(
+        ruled_out(
+            "failing memory: no Xid of that kind (48, 63, 64, 94, 95) is among them"
+            + (f", and {len(cards)} cards report it" if several else ""),
+            programs[0],
+            len(cards),
+        )
+    )
+    return Explanation(
+        f"A program on the GPU failed: {_told(programs)}. That is a program or the driver, not the card's memory.",
+        0.85 if several else 0.75,
+        tuple(evidence),
+        tuple(advice),
+    )
