@@ -6,8 +6,6 @@ import io
 import json
 import os
 import sys
-import tarfile
-import tempfile
 import time
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -63,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Pack, and return the exit code."""
     _check(args)
-    with tempfile.TemporaryDirectory(prefix="gpuwatch-") as folder:
+    from tempfile import TemporaryDirectory  # noqa: PLC0415  # no other command needs it
+
+    with TemporaryDirectory(prefix="gpuwatch-") as folder:
         files, machine = list(args.files), None
         if not files:
             files, machine = _watch(args, Path(folder) / "now.rec")
@@ -192,6 +192,8 @@ class Bundle:
         half = path.with_name(f".{path.name}.{os.getpid()}")
         now = int(time.time())
         try:
+            import tarfile  # noqa: PLC0415  # no other command needs it
+
             with tarfile.open(half, "x:gz") as archive:
                 for name, content in self._members.items():
                     about = tarfile.TarInfo(f"{self._folder}/{name}")
@@ -243,7 +245,9 @@ class Bundle:
         header = replace(
             reader.header, host=self.hidden.host(reader.header.host), note=self.hidden.text(reader.header.note)
         )
-        with tempfile.TemporaryDirectory(prefix="gpuwatch-") as folder:
+        from tempfile import TemporaryDirectory  # noqa: PLC0415  # no other command needs it
+
+        with TemporaryDirectory(prefix="gpuwatch-") as folder:
             writer = Writer(Path(folder) / "copy.rec", header)
             for tick in reader.ticks():
                 batches, forgotten = self.hidden.tick(tick)

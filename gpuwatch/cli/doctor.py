@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from gpuwatch.cli import FINE, NOTHING, watching
 from gpuwatch.engines.log_text import clean
 from gpuwatch.model import Reason, label, name_of
+from gpuwatch.units import GIB, MIB
 
 if TYPE_CHECKING:
     import argparse
@@ -31,8 +32,6 @@ GPU_SECONDS = 6.0
 """How long to wait for the GPUs: a call that hangs is known as such after a few seconds."""
 LOG_SECONDS = 4.0
 SHM = "/dev/shm"  # noqa: S108  # only its size is looked at
-MIB = 1 << 20
-GIB = 1 << 30
 _GLYPH = {"ok": "✓", "missing": "-", "problem": "✗"}
 
 

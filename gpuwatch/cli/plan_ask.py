@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.cli import UsageError
 from gpuwatch.cli.plan_command import checked, read_launch
 from gpuwatch.engines.version import parse_version, show_version
-from gpuwatch.ledger.budget import GIB, Deployment
+from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.command import repaired
 from gpuwatch.ledger.command_values import KV_TYPES, KV_TYPES_SHOWN, LONGEST, MOST_RANKS
 from gpuwatch.ledger.defaults import NEWEST, with_defaults
@@ -20,6 +20,7 @@ from gpuwatch.ledger.kv import layout
 from gpuwatch.ledger.need import Engine, loaded, quantised, with_weights
 from gpuwatch.ledger.plan import available_bytes
 from gpuwatch.ledger.pool import longest_context
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     import argparse

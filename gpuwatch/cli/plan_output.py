@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch.cli.plan_ask import models_of
 from gpuwatch.engines.log_text import clean
-from gpuwatch.ledger.budget import GIB
 from gpuwatch.ledger.kv import scale_share
 from gpuwatch.ledger.plan import PARTS, card_of, fraction_needed, start_notes
 from gpuwatch.ledger.pool import LONGEST
 from gpuwatch.ledger.spread import spreads
 from gpuwatch.ledger.starts import obstacles
 from gpuwatch.ledger.whatif import best_pair, what_if
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from gpuwatch.cli.plan_ask import Asked

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from gpuwatch.cli.output import SCHEMA, advice_text, finding_json, finding_lines
 from gpuwatch.engines.log_text import clean
 from gpuwatch.sources.engine.http import show_url
-from gpuwatch.units import percent
+from gpuwatch.units import GIB, percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpuwatch.probes.result import Result, Value
 
-_GIB = 1 << 30
 _BAR = 24
 
 
@@ -115,7 +114,7 @@ def _cell(key: str, value: Value) -> str:
 
 def _number(key: str, value: float) -> str:
     if key.endswith("_bytes"):
-        return f"{value / _GIB:.2f}"
+        return f"{value / GIB:.2f}"
     if key.endswith("_ratio"):
         return percent(value)
     return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.3g}"

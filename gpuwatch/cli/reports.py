@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,7 +52,9 @@ class Reports:
     def spool(self) -> None:
         """Record to a temporary file where a report is wanted and nothing is recorded otherwise."""
         if self._wanted and self.recording is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="gpuwatch-"))
+            from tempfile import mkdtemp  # noqa: PLC0415  # most reports need no folder
+
+            self._folder = Path(mkdtemp(prefix="gpuwatch-"))
             self.recording = str(self._folder / "run.rec")
 
     def write(self) -> str:
@@ -80,7 +80,9 @@ class Reports:
             return True
         finally:
             if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
+                from shutil import rmtree  # noqa: PLC0415  # most reports need no folder
+
+                rmtree(self._folder, ignore_errors=True)
         return False
 
     def _check(self) -> None:

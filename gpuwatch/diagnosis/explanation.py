@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpuwatch.diagnosis.finding import Evidence
+from gpuwatch.units import GIB, MIB
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.finding import Advice
     from gpuwatch.model import Fact, LogEvent
-
-GIB = 1 << 30
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from gpuwatch.diagnosis.context import HOST_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import (
-    GIB,
     Explanation,
     Unknown,
     Verdict,
@@ -21,6 +20,7 @@ from gpuwatch.diagnosis.explanation import (
 )
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.growth import Rise, rise_of, time_left, window_of
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject

@@ -7,19 +7,10 @@ from typing import TYPE_CHECKING
 from gpuwatch.diagnosis.activation import step_advice, step_evidence, step_of
 from gpuwatch.diagnosis.context import GPU_SCOPE, LOG_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
-from gpuwatch.diagnosis.explanation import (
-    MIB,
-    Explanation,
-    Unknown,
-    Verdict,
-    count,
-    excluded,
-    logged,
-    measured,
-    size,
-)
+from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, logged, measured, size
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.growth import since_ready
+from gpuwatch.units import MIB
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.activation import Step

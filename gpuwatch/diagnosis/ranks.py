@@ -6,20 +6,10 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.context import GPU_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
-from gpuwatch.diagnosis.explanation import (
-    GIB,
-    MIB,
-    Explanation,
-    Unknown,
-    Verdict,
-    count,
-    excluded,
-    measured,
-    percent,
-    size,
-)
+from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, measured, percent, size
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.group import LINK_SPEED, Rank, median, odd_ranks, ranks_of, throttled
+from gpuwatch.units import GIB, MIB
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.context import GPU_SCOPE, SERVER_SCOPE
-from gpuwatch.diagnosis.explanation import MIB, size
+from gpuwatch.diagnosis.explanation import size
+from gpuwatch.units import MIB
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject

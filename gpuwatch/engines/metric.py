@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from gpuwatch.engines.version import Span, parse_span
 from gpuwatch.series import METRICS, SERVER
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Literal["vllm", "sglang"]
 
 PREFIX = "gpuwatch_engine_"
-GIB = float(2**30)
 
 
 @dataclass(frozen=True, slots=True)

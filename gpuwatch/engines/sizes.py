@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-GIB = 2**30
+from gpuwatch.units import GIB
 
 _BYTES = {
     "b": 1,

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.ledger.kv import KvSettings
 from gpuwatch.ledger.weights import Split, weight_bytes
+from gpuwatch.units import GIB, MIB
 
 if TYPE_CHECKING:
     from gpuwatch.ledger.model import Model
 
-GIB = 2**30
-MIB = 2**20
 
 SAMPLER_BYTES = 38.6
 """Bytes that the sampler takes for each sequence and vocabulary entry at its peak: logits in two types, sorted values,

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpuwatch.ledger.budget import GIB, MIB, Deployment
+from gpuwatch.units import GIB, MIB
 
 if TYPE_CHECKING:
+    from gpuwatch.ledger.budget import Deployment
     from gpuwatch.ledger.model import Model
 
 NEWEST = {"vllm": (0, 33, 0), "sglang": (0, 5, 23)}

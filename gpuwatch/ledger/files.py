@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.ledger.budget import GIB
 from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.known import alike, find, known_models
 from gpuwatch.ledger.reading import read_model
 from gpuwatch.ledger.weights import Split, weight_bytes
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from gpuwatch.ledger.model import Model

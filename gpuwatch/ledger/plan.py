@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from gpuwatch.ledger.budget import GIB, SGLANG_TABLES_BYTES, pool_bytes
+from gpuwatch.ledger.budget import SGLANG_TABLES_BYTES, pool_bytes
 from gpuwatch.ledger.kv import whole_bytes_per_token
 from gpuwatch.ledger.need import GROWTH, Engine
 from gpuwatch.ledger.pool import longest_context, pool_of
 from gpuwatch.ledger.starts import most_sharing, obstacles
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

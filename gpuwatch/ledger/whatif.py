@@ -6,11 +6,11 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpuwatch.ledger.budget import GIB
 from gpuwatch.ledger.kv import element_bytes
 from gpuwatch.ledger.need import Engine, with_weights
 from gpuwatch.ledger.plan import capacity_of, card_of, fraction_needed, possible_tp, verdict_of
 from gpuwatch.ledger.starts import most_sharing, obstacles
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

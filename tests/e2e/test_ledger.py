@@ -13,9 +13,10 @@ import ledger_models as made
 import pytest
 from vllm_server import CACHE, MODEL, READY_SECONDS, VENV, VllmServer
 
-from gpuwatch.ledger.budget import GIB, MIB, Deployment
+from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.pool import pool_of
 from gpuwatch.ledger.reading import read_model
+from gpuwatch.units import GIB, MIB
 
 VERSION = (0, 32, 0)
 CONTEXT, CHUNK, POOL = 8192, 2048, 256 * MIB

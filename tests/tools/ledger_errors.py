@@ -12,9 +12,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from gpuwatch.ledger.budget import GIB, pool_bytes, residents
+from gpuwatch.ledger.budget import pool_bytes, residents
 from gpuwatch.ledger.pool import pool_of, sglang_cell
 from gpuwatch.ledger.weights import Split, weight_bytes
+from gpuwatch.units import GIB
 from tests.unit.ledger.receipts import RECEIPTS
 
 TYPES = (

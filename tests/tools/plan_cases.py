@@ -12,10 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from gpuwatch.units import GIB
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from gpuwatch.cli import main as gpuwatch  # the folder is on the path now
-from gpuwatch.ledger.budget import GIB
 
 MILLION = 1_048_576
 

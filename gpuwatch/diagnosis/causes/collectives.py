@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moments
 from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, group, number, ruled_out
-from gpuwatch.diagnosis.explanation import MIB, Explanation, count, logged, size
+from gpuwatch.diagnosis.explanation import Explanation, count, logged, size
 from gpuwatch.diagnosis.finding import Evidence, NotEnough
 from gpuwatch.diagnosis.xid_table import is_hardware
+from gpuwatch.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

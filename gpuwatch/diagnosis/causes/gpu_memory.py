@@ -9,8 +9,9 @@ from gpuwatch.diagnosis.causes import moves, neighbours
 from gpuwatch.diagnosis.causes.oom import NAMED, Case, Phase, phase_of, read_oom, retold
 from gpuwatch.diagnosis.causes.uncounted import lora, uncounted_adapters, uncounted_draft
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, group, number, ruled_out
-from gpuwatch.diagnosis.explanation import GIB, Explanation, count, logged, size
+from gpuwatch.diagnosis.explanation import Explanation, count, logged, size
 from gpuwatch.diagnosis.finding import NotEnough
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,7 +6,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, group, number, ruled_out
-from gpuwatch.diagnosis.explanation import GIB, Explanation, logged, size
+from gpuwatch.diagnosis.explanation import Explanation, logged, size
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

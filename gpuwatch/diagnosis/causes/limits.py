@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moves
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, number, ruled_out
-from gpuwatch.diagnosis.explanation import GIB, Explanation, count, logged, size, told
+from gpuwatch.diagnosis.explanation import Explanation, count, logged, size, told
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

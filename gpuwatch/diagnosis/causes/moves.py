@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.bounds import HIGHEST_FRACTION, SMALLEST_CHUNK
 from gpuwatch.diagnosis.causes.view import advise
-from gpuwatch.diagnosis.explanation import GIB, count, size
+from gpuwatch.diagnosis.explanation import count, size
 from gpuwatch.ledger.defaults import NEW_FRACTION, NEW_FRACTION_SINCE, OLD_FRACTION
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.causes.view import Run

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.view import Cause, group, sizes
-from gpuwatch.diagnosis.explanation import GIB, Explanation, logged, size
+from gpuwatch.diagnosis.explanation import Explanation, logged, size
 from gpuwatch.diagnosis.finding import Evidence
 from gpuwatch.engines.logs import match_with
 from gpuwatch.engines.sizes import bytes_of
 from gpuwatch.engines.stack_log import FILES, STEP_OF, STEPS
 from gpuwatch.engines.torch_log import PATTERNS as TORCH
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.causes.view import Run, View

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.view import Cause, advise, amount, number, sampled
-from gpuwatch.diagnosis.explanation import GIB, MIB, Explanation, logged, size
+from gpuwatch.diagnosis.explanation import Explanation, logged, size
 from gpuwatch.diagnosis.finding import Evidence
+from gpuwatch.units import GIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,9 @@ import statistics
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, sampled
-from gpuwatch.diagnosis.explanation import GIB, MIB, Explanation, size, told
+from gpuwatch.diagnosis.explanation import Explanation, size, told
 from gpuwatch.diagnosis.finding import Evidence
+from gpuwatch.units import GIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from gpuwatch.diagnosis.bounds import HIGHEST_FRACTION
 from gpuwatch.diagnosis.causes import moves, neighbours
 from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, number, ruled_out
-from gpuwatch.diagnosis.explanation import GIB, Explanation, logged, size, told
+from gpuwatch.diagnosis.explanation import Explanation, logged, size, told
 from gpuwatch.diagnosis.finding import Evidence, NotEnough
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuwatch.ledger.budget import GIB, Deployment
+from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.defaults import with_defaults
 from gpuwatch.ledger.reading import read_model
+from gpuwatch.units import GIB
 
 FILE = Path(__file__).parents[2] / "fixtures" / "receipts.json"
 SIXTEEN_BITS = ("bf16", "fp16")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwatch.ledger.budget import GIB, Deployment
+from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.kv import whole_bytes_per_token
 from gpuwatch.ledger.need import Engine, with_weights
 from gpuwatch.ledger.plan import make_plan
+from gpuwatch.units import GIB
 from tests.unit.ledger.models import model
 
 MILLION = 1_048_576

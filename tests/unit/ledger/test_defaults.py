@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwatch.ledger.budget import GIB, MIB, Deployment, pool_bytes, residents
+from gpuwatch.ledger.budget import Deployment, pool_bytes, residents
 from gpuwatch.ledger.defaults import NEWEST, sglang_chunk, sglang_fraction, vllm_batch, with_defaults
 from gpuwatch.ledger.pool import longest_context, pool_of, sglang_cell
+from gpuwatch.units import GIB, MIB
 from tests.unit.ledger.models import model
 
 PLAIN = model(40, 8, 128, max_position_embeddings=131072)

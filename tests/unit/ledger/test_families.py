@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwatch.ledger.budget import GIB, Deployment
+from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.known import find
 from gpuwatch.ledger.kv import whole_bytes_per_token
@@ -14,6 +14,7 @@ from gpuwatch.ledger.portable import from_portable, portable
 from gpuwatch.ledger.quantisation import kv_type_of, quantisation_of
 from gpuwatch.ledger.reading import read_model
 from gpuwatch.ledger.weights import parameters
+from gpuwatch.units import GIB
 from tests.unit.ledger.models import config
 
 BLOCKS = [

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from gpuwatch.ledger.budget import GIB
 from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.known import known_models
 from gpuwatch.ledger.portable import LONGEST, from_portable, portable
 from gpuwatch.ledger.predict import engine_of, model_of, predict
 from gpuwatch.ledger.reading import read_model
+from gpuwatch.units import GIB
 from tests.unit.ledger.models import config
 from tests.unit.ledger.receipts import RECEIPTS
 

@@ -6,9 +6,10 @@ import statistics
 
 import pytest
 
-from gpuwatch.ledger.budget import GIB, activation_bytes, pool_bytes, residents
+from gpuwatch.ledger.budget import activation_bytes, pool_bytes, residents
 from gpuwatch.ledger.pool import pool_of
 from gpuwatch.ledger.weights import Split, weight_bytes
+from gpuwatch.units import GIB
 from tests.unit.ledger.receipts import RECEIPTS
 
 # vLLM 0.7.2 printed a pool and a token count that do not belong together; one NPU build of SGLang gave linear layers a

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwatch.ledger.budget import GIB, Deployment
+from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.kv import bytes_per_token
 from gpuwatch.ledger.need import Engine
 from gpuwatch.ledger.plan import fewest_gpus, make_plan, verdict_of
 from gpuwatch.ledger.pool import pool_of, request_bytes
 from gpuwatch.ledger.starts import most_sharing, obstacles
 from gpuwatch.ledger.whatif import what_if
+from gpuwatch.units import GIB
 from tests.unit.ledger.models import model
 
 QUERY = 64

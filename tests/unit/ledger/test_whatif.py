@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwatch.ledger.budget import GIB, Deployment
+from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.need import Engine, with_weights
 from gpuwatch.ledger.plan import capacity_of, fraction_needed, make_plan, verdict_of
 from gpuwatch.ledger.predict import measured
 from gpuwatch.ledger.spread import spreads
 from gpuwatch.ledger.whatif import HARDWARE, QUALITY, SPEED, best_pair, concurrency, on_these_cards, what_if
+from gpuwatch.units import GIB
 from tests.unit.ledger.models import model
 
 WIDE = model(40, 8, 128)
