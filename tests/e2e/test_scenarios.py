@@ -38,11 +38,21 @@ class Restartable:
     def __init__(self, folder: Path, flags: list[str], ranks: int) -> None:
         self.folder = folder
         self.ranks = ranks
+        self.flags = flags
         self.server = VllmServer(flags, folder / "vllm.log", ranks)
 
     def again(self, flags: list[str]) -> None:
         """Start a new one; the old one must have ended."""
+        self.flags = flags
         self.server = VllmServer(flags, self.folder / "vllm.log", self.ranks, port=self.server.port)
+
+    def need(self, flags: list[str]) -> None:
+        """Have one with these flags that serves."""
+        if self.flags != flags:
+            self.server.stop()
+            self.again(flags)
+            self.server.wait_ready()
+            self.server.complete(tokens(400, 1), 30)
 
 
 def serve(folder: Path, flags: list[str], ranks: int):
@@ -271,6 +281,7 @@ def test_a_killed_worker_takes_the_engine_down_and_a_restart_raises_nothing(pair
 
 
 def test_a_storm_on_two_ranks_is_first_and_its_gpus_are_blamed_for_nothing(pair, tmp_path):
+    pair.need(TINY)
     load = Load()
     with watched(pair.server, tmp_path) as (_, follow):
         follow.lead()
@@ -285,6 +296,7 @@ def test_a_storm_on_two_ranks_is_first_and_its_gpus_are_blamed_for_nothing(pair,
 
 
 def test_a_storm_that_breaks_into_a_load_is_not_hidden_by_what_finished_before(pair, tmp_path):
+    pair.need(TINY)
     until_idle(pair.server, 120)
     load = Load()
     with watched(pair.server, tmp_path) as (_, follow), steady(pair.server):

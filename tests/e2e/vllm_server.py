@@ -47,12 +47,14 @@ def read_page(url: str) -> Callable[[str], float]:
 
 
 class VllmServer:
-    """One server process with its log file. `flags` are added to those that every run needs.
+    """One server process with its log file. `flags` are added to those that every run needs; the last of two counts.
 
     The server runs in the folder of the log, with the model as a relative path: no path of the machine is in its words.
     """
 
-    def __init__(self, flags: list[str], log: Path, ranks: int = 1, port: int | None = None) -> None:
+    def __init__(
+        self, flags: list[str], log: Path, ranks: int = 1, port: int | None = None, model: str = MODEL
+    ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = f"127.0.0.1:{self.port}"
@@ -63,7 +65,7 @@ class VllmServer:
             environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(ranks))
             flags = [*flags, "--tensor-parallel-size", str(ranks)]
         command = [
-            str(VENV / "bin/vllm"), "serve", MODEL, "--load-format", "dummy", "--dtype", "bfloat16",
+            str(VENV / "bin/vllm"), "serve", model, "--load-format", "dummy", "--dtype", "bfloat16",
             "--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager",
             *flags,
         ]  # fmt: skip

@@ -85,14 +85,21 @@ def died(view: View) -> Iterator[Cause | NotEnough]:
                 "dmesg or kubectl describe: a SIGKILL from the OOM killer looks like any other",
             )
         return
-    lost = [event for event in view.events("engine_dead") if "unexpectedly" in event.text]
-    raised = [
-        event for event in view.events("engine_dead") if "fatal error" in event.text or "hit an exception" in event.text
-    ]
-    if lost and not raised and not _explained(view, lost[0]):
-        yield from _vanished(view, lost[0])
+    lost = _lost(view)
+    if lost is not None:
+        yield from _vanished(view, lost)
     else:
         yield from _exited(view)
+
+
+def _lost(view: View) -> LogEvent | None:
+    """Return the line about an engine that was gone, of a run that holds no error which says why."""
+    dead = view.events("engine_dead")
+    raised = {
+        id(view.run_of(event)) for event in dead if "fatal error" in event.text or "hit an exception" in event.text
+    }
+    lost = (event for event in dead if "unexpectedly" in event.text)
+    return next((each for each in lost if id(view.run_of(each)) not in raised and not _explained(view, each)), None)
 
 
 def _told_elsewhere(view: View, event: LogEvent) -> bool:
@@ -212,5 +219,9 @@ def _named(killer: tuple[LogEvent, ...], end: LogEvent) -> list[Evidence]:
 
 
 def _explained(view: View, event: LogEvent) -> bool:
-    """Whether an error before the line says why the worker ended."""
-    return any(other.source == event.source for other in view.events(*ERRORS))
+    """Whether an error of the same run, and not of another time of it, says why the worker ended."""
+    run = view.run_of(event)
+    return any(
+        other.source == event.source and view.run_of(other) is run and moments.together(other, event) is not False
+        for other in view.events(*ERRORS)
+    )

@@ -111,6 +111,8 @@ def squeezed(case: Case, share: float) -> Cause:
     held, total = oom.others or 0, oom.total or 0
     tenants = told(case.view, case.event, oom.gpu)
     own = total - (oom.free or 0) - held
+    # What is outside the engine's share already is room for the others.
+    beyond = max(0.0, held - (1 - share) * total)
     return case.found(
         "gpu_out_of_memory",
         f"Other processes hold {size(held)} of {case.where}{naming(tenants)}. The engine uses {size(own)} of the "
@@ -119,7 +121,7 @@ def squeezed(case: Case, share: float) -> Cause:
         0.85,
         [
             advise("stop the other process, or give it another card; nvidia-smi lists what holds this one"),
-            *moves.lower_fraction(case.run, held, total, "or leave its memory out of the engine's share"),
+            *moves.lower_fraction(case.run, beyond, total, "or leave its memory out of the engine's share"),
         ],
         *evidence(tenants),
     )

@@ -10,6 +10,7 @@ from gpuwatch.diagnosis.causes import moves
 from gpuwatch.diagnosis.causes.course import FULL, PRESSED, Course, Pages, Point, courses, ends
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, count, logged
+from gpuwatch.diagnosis.finding import NotEnough
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,7 @@ SHARE = 0.1
 """Preemptions below this share of the finished requests cost little."""
 
 
-def storms(view: View) -> Iterator[Cause]:
+def storms(view: View) -> Iterator[Cause | NotEnough]:
     """Judge requests that lose their KV cache: as the log says it, as the statistics show it, as the pages count it."""
     said = view.events("preempted_v0", "swap_abort_v0")
     if said:
@@ -178,7 +179,7 @@ def _seen(course: Course, found: list[tuple[Point, Point]]) -> Cause:
     )
 
 
-def _counted(view: View) -> Iterator[Cause]:
+def _counted(view: View) -> Iterator[Cause | NotEnough]:
     pages = Pages(view)
     rise = pages.rise("engine_preemptions_total")
     evicted = _page_evictions(pages)
@@ -197,6 +198,14 @@ def _counted(view: View) -> Iterator[Cause]:
         return
     run = view.last
     usage = [sample.value for sample in view.samples("engine_kv_cache_usage_ratio")]
+    id_ = "sglang_retraction_storm" if sglang else "kv_preemption_storm"
+    waiting = [sample.value for sample in view.samples("engine_requests_waiting")]
+    idle = bool(usage) and max(usage) < PRESSED and not any(waiting)
+    if rise is None and not evicted and (not finished or idle):
+        yield NotEnough(
+            id_, f"whether the {count(counted)} preemptions since the start go on: a second page, a minute later"
+        )
+        return
     evidence = pages.evidence("engine_preemptions_total", f"the engine counted {count(counted)} preemptions")
     if evicted:
         evidence += pages.evidence(
@@ -207,7 +216,7 @@ def _counted(view: View) -> Iterator[Cause]:
         evidence += pages.evidence("engine_kv_cache_usage_ratio", f"the KV pool was used to {max(usage):.0%}", "ratio")
     evidence += pages.evidence("engine_requests_finished_total", f"{count(done)} requests finished in that time")
     yield Cause(
-        "sglang_retraction_storm" if sglang else "kv_preemption_storm",
+        id_,
         Explanation(
             f"The KV pool is exhausted: {count(worst)} requests lost their cache while {count(done)} finished; their "
             "work is done again.",

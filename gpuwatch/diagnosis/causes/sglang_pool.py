@@ -29,6 +29,35 @@ ENOUGH = 2
 """One victim is how the scheduler finds its limit."""
 
 
+def leaks(view: View) -> Iterator[Cause]:
+    """Judge a self-check of SGLang that found pool entries missing and ended the scheduler."""
+    for event in view.events("sglang_leak"):
+        run = view.run_of(event)
+        if any(run.holds(each) and each.line > event.line for each in view.events("stats")):
+            continue
+        dead = [each for each in view.events("engine_dead", "worker_dead") if run.holds(each)]
+        pool = event.field("pool").strip() or "the KV pool"
+        yield Cause(
+            "worker_died",
+            Explanation(
+                f"SGLang's own check of its pools failed: entries of {pool} belong to no request and are not free. "
+                "That is a defect of the engine, not load: the scheduler raises it as an error and ends.",
+                0.9 if dead else 0.8,
+                (
+                    logged(event),
+                    *(logged(each) for each in dead[:1]),
+                    ruled_out("a pool that is full by load: the check counts entries that nobody holds", event),
+                ),
+                (
+                    advise("update SGLang; report the line with its figures if the newest version does it too"),
+                    advise("does it happen without the tree of cached prefixes as well", "--disable-radix-cache"),
+                ),
+            ),
+            event.time,
+        )
+        return
+
+
 def retractions(view: View) -> Iterator[Cause]:
     """Judge SGLang's retractions: its own lines, or a full pool after which generation collapsed."""
     said = view.events("retraction", "retraction_abort")
@@ -158,7 +187,8 @@ def _page_allocation(view: View, event: LogEvent) -> Cause:
 
 def _retained(view: View, course: Course) -> Cause | None:
     full = [point for point in course.points if (point.pool or 0) >= FULL]
-    if len(full) < max(1, len(course.points) / 2):
+    leaked = any(course.run.holds(event) for event in view.events("sglang_leak"))
+    if leaked or len(full) < max(1, len(course.points) / 2):
         return None
     victims = [event for event in view.events("retraction", "retraction_abort") if course.run.holds(event)]
     waits = any((point.waiting or 0) > 0 for point in full)

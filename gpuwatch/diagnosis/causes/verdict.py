@@ -66,6 +66,7 @@ FAMILIES: tuple[Family, ...] = (
     kills.host_kills,
     containers.probes,
     containers.unplaced,
+    sglang_pool.leaks,
     deaths.died,
     host.host_budget,
     host.growth,
@@ -192,20 +193,78 @@ def judge(
                 if better is finding:
                     (apart.add if said.apart else apart.discard)(said.id)
                 found[finding.id] = better
-    ranked = _ranked({id_: later.told(view, finding) for id_, finding in found.items()}, apart)
+    ranked = _ranked(
+        view, {id_: later.told(view, finding) for id_, finding in found.items()}, _rows(view, found, apart)
+    )
     _ended_without_a_cause(view, found, lacking)
     firm = {finding.id for finding in found.values() if finding.severity == "critical"}
     return ranked, tuple(each for each in lacking.values() if each.id not in firm)
 
 
-def _ranked(found: dict[str, Finding], apart: set[str]) -> tuple[Finding, ...]:
+def _ranked(view: View, found: dict[str, Finding], rows: list[Inhibition]) -> tuple[Finding, ...]:
     """Return the findings in order: what ended the engine, or kept it from starting, comes before how it ran.
 
-    Findings of another time, `apart`, explain no end.
+    In the files of an incident that is over, what explains a critical finding is placed like a critical one.
     """
     ordered = [finding if finding.id in WHILE_RUNNING else replace(finding, since=0) for finding in found.values()]
+    ranked = rank(ordered, rows)
+    raised = _explaining(ranked) if view.incident.inputs else set()
+    if raised:
+        ranked = rank([replace(each, severity="critical") if each.id in raised else each for each in ordered], rows)
+    return tuple(replace(each, since=found[each.id].since, severity=found[each.id].severity) for each in ranked)
+
+
+def _explaining(ranked: tuple[Finding, ...]) -> set[str]:
+    """Return the ids of warnings that explain a critical finding, directly or through others."""
+    by_id = {finding.id: finding for finding in ranked}
+    raised: set[str] = set()
+    for finding in ranked:
+        cause = by_id.get(finding.caused_by or "") if finding.severity == "critical" else None
+        while cause is not None and cause.severity != "info":
+            raised.add(cause.id)
+            cause = by_id.get(cause.caused_by or "")
+    return raised
+
+
+def _rows(view: View, found: dict[str, Finding], apart: set[str]) -> list[Inhibition]:
+    """Return which finding can explain which.
+
+    Findings of another time, `apart`, explain no end; those of one run explain nothing of another one that served.
+    """
     rows = [_near(row) if row.cause in apart else row for row in (*CHAINS, *_without_labels())]
-    return tuple(replace(each, since=found[each.id].since) for each in rank(ordered, rows))
+    if not view.incident.inputs:
+        return rows
+    runs = {id_: _runs_of(view, finding) for id_, finding in found.items()}
+    return [
+        replace(
+            row,
+            symptoms=tuple(
+                each for each in row.symptoms if each in found and not _strangers(view, runs[row.cause], runs[each])
+            ),
+        )
+        for row in rows
+        if row.cause in found
+    ]
+
+
+def _runs_of(view: View, finding: Finding) -> set[tuple[str, int]]:
+    """Return the runs, by file and first line, in which the evidence of a finding lies."""
+    lines = [(item.source, item.line) for item in finding.evidence if item.line is not None]
+    return {
+        (run.source, run.start)
+        for run in view.runs
+        for source, line in lines
+        if run.source == source and run.start <= line < run.end
+    }
+
+
+def _strangers(view: View, cause: set[tuple[str, int]], symptom: set[tuple[str, int]]) -> bool:
+    """Whether two findings lie in different runs of one file, and the symptom in one that took requests.
+
+    Starts that fail one after the other may fail for the same reason in two ways.
+    """
+    served = {(run.source, run.start) for run in view.runs if run.all("ready")}
+    return bool({source for source, _ in cause} & {source for source, _ in symptom & served}) and not cause & symptom
 
 
 def _near(row: Inhibition) -> Inhibition:
