@@ -44,15 +44,18 @@ class Detected:
 _LINES: list[Detected] = []
 
 
-def detect(follow: Follow, wanted: str, where: tuple[str, str], since: float, limit: float) -> View:
-    """Wait for `wanted`, whose cause began at `since` (seconds since the epoch), and add a line to the table.
+def detect(
+    follow: Follow, wanted: str, where: tuple[str, str], since: float, limit: float, begun: float | None = None
+) -> View:
+    """Wait for `wanted`, whose cause was seen at `since` (seconds since the epoch), and add a line to the table.
 
-    `where` names the scenario and the server.
+    `where` names the scenario and the server. With `begun` it may be said before its cause was seen from outside, from
+    then on.
 
     Raises:
         AssertionError: it did not come within `limit` seconds and some grace.
     """
-    view = follow.wait_for(wanted, since + limit + GRACE_SECONDS - time.time(), since)
+    view = follow.wait_for(wanted, since + limit + GRACE_SECONDS - time.time(), since if begun is None else begun)
     first = view.firing()[0]
     right = first in (wanted, view.finding(wanted)["caused_by"])
     _LINES.append(Detected(wanted, *where, view.time - since, limit, first, right))
