@@ -45,7 +45,7 @@ _LINES: list[Detected] = []
 
 
 def detect(
-    follow: Follow, wanted: str, where: tuple[str, str], since: float, limit: float, begun: float | None = None
+    follow: Follow, wanted: str, where: tuple[str, str], since: float, limit: float, *, begun: float | None = None
 ) -> View:
     """Wait for `wanted`, whose cause was seen at `since` (seconds since the epoch), and add a line to the table.
 

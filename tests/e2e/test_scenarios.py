@@ -288,7 +288,7 @@ def test_a_storm_on_two_ranks_is_first_and_its_gpus_are_blamed_for_nothing(pair,
         begun = time.time()
         load.burst(pair.server, 16, 600, 1500)
         since = second_eviction(pair.server, 60)
-        view = detect(follow, "kv_preemption_storm", ("16 requests on 5,120 tokens", PAIR), since, 15, begun)
+        view = detect(follow, "kv_preemption_storm", ("16 requests on 5,120 tokens", PAIR), since, 15, begun=begun)
         time.sleep(20)
         seen = follow.ever(above_info=True)
     load.stop(timeout=1)
@@ -306,7 +306,7 @@ def test_a_storm_that_breaks_into_a_load_is_not_hidden_by_what_finished_before(p
         begun = time.time()
         load.burst(pair.server, 16, 600, 1500, seed=3)
         since = second_eviction(pair.server, 60)
-        view = detect(follow, "kv_preemption_storm", ("the same, into a load", PAIR), since, 15, begun)
+        view = detect(follow, "kv_preemption_storm", ("the same, into a load", PAIR), since, 15, begun=begun)
     load.stop(timeout=1)
     assert view.firing()[0] == "kv_preemption_storm"
     assert set(follow.ever(begun, above_info=True)) <= {"kv_preemption_storm", "queue_growth", "throughput_collapse"}
