@@ -34,7 +34,10 @@ FAILURES = {
     "a model that is not there": Failure((), "model_not_found", ("no-such-model",), model="./no-such-model"),
     "a length above the model's own": Failure(("--max-model-len", "65536"), "rope_context", ("65,536", "32,768")),
     "a type that the model does not bear": Failure(
-        ("--max-model-len", "1024", "--dtype", "float16"), "dtype_unsupported", ("float16", "bfloat16"), model="./gemma"
+        ("--max-model-len", "1024", "--dtype", "float16"),
+        "dtype_unsupported",
+        ("model type gemma2", "float16", "bfloat16"),
+        model="./gemma",
     ),
 }
 

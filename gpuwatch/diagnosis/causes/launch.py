@@ -341,13 +341,18 @@ def types(view: View) -> Iterator[Cause]:
         short = f": it has compute capability {has}, {needs} is needed" if has and needs else ""
         bf16 = name.lower().startswith("bf")
         proposed = "half" if bf16 else None
-        if event.field("model"):
+        model = event.field("model")
+        who = f"The model type {model}" if model else "The GPU or the quantisation"
+        if model:
             proposed, name = "bfloat16", "float16"
+        others = () if model else (
+            advise("or a checkpoint in another quantisation", "--quantization", run.text("quantization") or None),
+        )  # fmt: skip
         ok = event.field("ok")
         yield Cause(
             "dtype_unsupported",
             Explanation(
-                f"The GPU or the quantisation does not take {name}{short}.",
+                f"{who} does not take {name}{short}.",
                 0.95,
                 (logged(event),),
                 (
@@ -357,9 +362,7 @@ def types(view: View) -> Iterator[Cause]:
                         run.text("flag.dtype") or run.text("dtype") or None,
                         proposed,
                     ),
-                    advise(
-                        "or a checkpoint in another quantisation", "--quantization", run.text("quantization") or None
-                    ),
+                    *others,
                 ),
             ),
             event.time,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpuwatch.diagnosis.causes.view import Run, View
+    from gpuwatch.diagnosis.finding import Advice
     from gpuwatch.model import LogEvent
 
 QUANTISED = ("fp8", "int8", "int4", "nvfp4", "mxfp8", "fp4", "turboquant", "octave", "ultraquant")
@@ -132,16 +133,7 @@ def _configured(view: View) -> Iterator[Cause]:
                 0.85,
                 tuple(evidence),
                 (
-                    advise(
-                        "accept what the model was made for",
-                        "--context-length" if run.sglang else "--max-model-len",
-                        int(served),
-                        int(native),
-                    ),
-                    advise(
-                        "or set rope scaling that it was tested with",
-                        "--json-model-override-args" if run.sglang else "--hf-overrides",
-                    ),
+                    *_native(run, served, native),
                     advise(
                         "or correct the model's config.json, if its card says that it is made for more",
                         "max_position_embeddings",
@@ -152,6 +144,22 @@ def _configured(view: View) -> Iterator[Cause]:
             ),
         )
         return
+
+
+def _native(run: Run, length: float, native: float) -> tuple[Advice, ...]:
+    """Return the advice to keep to the length that the model was made for, or to scale its positions."""
+    return (
+        advise(
+            "accept what the model was made for",
+            "--context-length" if run.sglang else "--max-model-len",
+            int(length),
+            int(native),
+        ),
+        advise(
+            "or set rope scaling that it was tested with",
+            "--json-model-override-args" if run.sglang else "--hf-overrides",
+        ),
+    )
 
 
 def _only_asked(run: Run) -> bool:
@@ -189,18 +197,7 @@ def _will_refuse(run: Run, asked: float, native: float, evidence: list[Evidence]
             f"{count(native)} tokens are gibberish.",
             0.85,
             tuple(shown),
-            (
-                advise(
-                    "accept what the model was made for",
-                    "--context-length" if run.sglang else "--max-model-len",
-                    int(asked),
-                    int(native),
-                ),
-                advise(
-                    "or set rope scaling that it was tested with",
-                    "--json-model-override-args" if run.sglang else "--hf-overrides",
-                ),
-            ),
+            (*_native(run, asked, native),),
         ),
     )
 
