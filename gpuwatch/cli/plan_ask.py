@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.cli import UsageError
 from gpuwatch.cli.plan_command import checked, read_launch
 from gpuwatch.engines.version import parse_version, show_version
+from gpuwatch.ledger.beside import adapters_of, draft_of, loads_towers
 from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.command import repaired
 from gpuwatch.ledger.command_values import KV_TYPES, KV_TYPES_SHOWN, LONGEST, MOST_RANKS
@@ -77,11 +78,14 @@ def read(args: argparse.Namespace) -> Asked:
     assumed = [] if named else [f"{kind} {show_version(version)} assumed (--engine-version)"]
     if args.gpu_memory is None:
         assumed.append(f"cards of {DEFAULT_GIB:g} GiB assumed (--gpu-memory)")
+    draft = _draft(command) if command is not None and len(names) == 1 else None
     if launch is not None and command is not None:
-        assumed += [*_counted(problems), *command.unread(show_version(version))]
+        assumed += [*_counted(problems), *command.unread(show_version(version), draft=draft is not None)]
     engines, gpus = [], 1
     for name in names:
         engine, count, notes = _model(args, command, kind, version, name)
+        if draft is not None:
+            engine = _drafting(engine, *draft)
         engines.append(engine)
         assumed += notes
         gpus = max(gpus, count)
@@ -97,6 +101,21 @@ def _counted(problems: Sequence[FlagProblem]) -> list[str]:
     if risky:
         notes.append(f"the figures count {risky} as given, which the repaired command changes")
     return notes
+
+
+def _draft(command: Command) -> tuple[Model, float | None] | None:
+    """Return the draft model of a command with the bytes of its files; None where it is none that is known here."""
+    try:
+        model, weights = load(command.draft) if command.draft else (None, None)
+    except ModelConfigError:
+        return None
+    return (model, weights) if model is not None and model.complete else None
+
+
+def _drafting(engine: Engine, model: Model, weights: float | None) -> Engine:
+    """Return the engine with a draft model beside its own."""
+    draft = draft_of(model, weights, engine.model, engine.deployment)
+    return engine.with_deployment(drafting=draft.weights, drafting_share=draft.share)
 
 
 def _model(
@@ -194,6 +213,9 @@ def _engine(
         model = with_weights(model, args.weights)
     elif command is not None and command.quantisation and model.quantisation is None:
         model = quantised(model, command.quantisation)
+    flags = command.flags if command is not None else {}
+    places, rank = adapters_of(kind, flags)
+    arguments = command.arguments if command is not None else ()
     deployment = Deployment(
         engine=kind,
         version=version,
@@ -222,6 +244,9 @@ def _engine(
         host_cache=command.gib("kv-offloading-size", "hicache-size") * GIB if command is not None else 0.0,
         asynchronous=command is None or command.flags.get("async-scheduling") is not False,
         state_dtype=str(command.flags.get("mamba-ssm-cache-dtype", "auto")) if command is not None else "auto",
+        towers=loads_towers(kind, version, flags, arguments, videos=model.sees_videos),
+        adapters=places,
+        adapter_rank=rank,
     )
     fraction = args.utilization or (command.fraction if command is not None else None)
     filled = with_defaults(

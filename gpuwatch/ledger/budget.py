@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwatch.ledger.kv import KvSettings
-from gpuwatch.ledger.weights import Split, weight_bytes
+from gpuwatch.ledger.loaded import charges_device, taken_bytes
+from gpuwatch.ledger.weights import Loading, Split
 from gpuwatch.units import GIB, MIB
 
 if TYPE_CHECKING:
@@ -26,13 +27,21 @@ in 0.12.0 gives 34."""
 GRAPH_BYTES_PER_LAYER = 16 * MIB
 """CUDA graphs of one layer in all captured sizes. Fitted to 8 to 25 MiB."""
 EARLY_CONTEXT_BYTES = 0.23 * GIB
-"""What versions before 0.9.1 charge for memory outside torch: the part of the CUDA context that is there by then."""
+"""What vLLM before 0.9.1 charges for memory outside torch: what libraries take while it profiles itself."""
+DEVICE_CONTEXT_BYTES = 0.42 * GIB
+"""What those versions charge that look at the whole device: the CUDA context, too. Printed by 0.6.4."""
+ENCODER_BYTES = 2.7 * MIB
+"""Peak of a tower's profile run, in which vLLM encodes the longest input it takes, for each unit of the tower's width.
+Fitted to Gemma 4 (2.4) and Qwen3-VL (3.0)."""
 CONTEXT_BYTES = 1.0 * GIB
 """CUDA context, its modules and the allocator's slack. Seen: 0.4 to 0.6 GiB before profiling, 1 to 1.5 in the end."""
 COMMUNICATION_BYTES = 0.25 * GIB
 """NCCL and custom all-reduce buffers: this much, and as much again for each doubling of the ranks."""
+SGLANG_CONTEXT_BYTES = 0.5 * GIB
+"""What a card has less than its size when SGLang looks before it loads weights. Seen: 0.4 to 0.6 GiB."""
 SGLANG_TABLES_BYTES = 0.8 * GIB
-"""Request and token tables and workspaces of SGLang between weights and the end of its pool. Seen: 0.6 to 1.05 GiB."""
+"""Request and token tables and workspaces of SGLang, which come out of what its fraction leaves. Seen: 0.6 to 1.05
+GiB."""
 
 PREFILL_SHARDS_UNTIL = (0, 30)
 """Up to here prefill context parallelism divided the tokens of the KV pool as decode context parallelism does."""
@@ -48,6 +57,9 @@ class Deployment:
     `dp` are data-parallel groups of `ranks` GPUs each; of them `sharing_dp` divide the experts among them, in whole
     experts with `expert_parallel`. `dp_attention` are those within the tensor ranks (SGLang). `fraction_asked` says
     whether `fraction`, or the pool itself, was asked for: an engine whose own default is too small can be told another.
+    Without `towers` a model of text and images serves text alone. `adapters` are places for LoRA adapters of at most
+    `adapter_rank`. A draft model has `drafting` bytes of weights in all, and `drafting_share` of the model's own KV for
+    each token.
     """
 
     engine: str
@@ -82,6 +94,11 @@ class Deployment:
     host_cache: float = 0.0
     asynchronous: bool = True
     state_dtype: str = "auto"
+    towers: bool = True
+    adapters: int = 0
+    adapter_rank: int = 0
+    drafting: float = 0.0
+    drafting_share: float = 0.0
 
     @property
     def ranks(self) -> int:
@@ -113,6 +130,16 @@ class Deployment:
             expert_parallel=self.tp * self.sharing_dp,
             whole_experts=self.expert_parallel,
         )
+
+    @property
+    def rank_drafting(self) -> float:
+        """Bytes of a draft model's weights on one rank."""
+        return self.drafting / self.tp
+
+    @property
+    def loading(self) -> Loading:
+        """Which parts of a model are loaded, and what comes with them."""
+        return Loading(self.engine, self.version, self.chunk, self.towers, self.adapters, self.adapter_rank)
 
     @property
     def attention_tp(self) -> int:
@@ -166,7 +193,7 @@ class Residents:
 
 
 def activation_bytes(model: Model, deployment: Deployment) -> float:
-    """Return the peak of a step: the larger of one layer's forward pass over a chunk and of sampling.
+    """Return the peak of a step: the largest of one layer's forward pass over a chunk, of sampling, and of encoding.
 
     Forward: three feed-forward widths (gate, up, their product) and three model widths for each token, in 16 bits;
     tensor parallelism divides the feed-forward part. It gives 107 KiB a token for Llama-3.1-8B, as printed. Sampling:
@@ -174,7 +201,12 @@ def activation_bytes(model: Model, deployment: Deployment) -> float:
     """
     v0_chunks = bool(deployment.version) and deployment.version < (0, 8) and deployment.chunk < deployment.context
     samples = not deployment.pooling and not (deployment.engine == "vllm" and v0_chunks)
-    return max(forward_bytes(model, deployment), sampler_bytes(model, deployment) if samples else 0.0)
+    encodes = deployment.engine == "vllm" and deployment.towers and model.tower > 0
+    return max(
+        forward_bytes(model, deployment),
+        sampler_bytes(model, deployment) if samples else 0.0,
+        ENCODER_BYTES * model.tower_width if encodes else 0.0,
+    )
 
 
 def forward_bytes(model: Model, deployment: Deployment) -> float:
@@ -196,12 +228,18 @@ def residents(model: Model, deployment: Deployment) -> Residents:
     ranks = deployment.ranks * deployment.sharing_dp
     layers = model.layer_count / deployment.pp
     return Residents(
-        weights=max(0.0, weight_bytes(model, deployment.split) - deployment.host_weights),
+        weights=max(0.0, taken_bytes(model, deployment.split, deployment.loading) - deployment.host_weights)
+        + deployment.rank_drafting,
         activations=activation_bytes(model, deployment),
         graphs=0.0 if deployment.eager else layers * GRAPH_BYTES_PER_LAYER * _captured(deployment.sequences),
-        context=CONTEXT_BYTES,
-        communication=0.0 if ranks == 1 else COMMUNICATION_BYTES * (1 + math.log2(ranks)),
+        context=CONTEXT_BYTES + (SGLANG_TABLES_BYTES if deployment.engine == "sglang" else 0.0),
+        communication=communication_bytes(ranks),
     )
+
+
+def communication_bytes(ranks: int) -> float:
+    """Return what NCCL and custom all-reduce take on each of `ranks` cards."""
+    return 0.0 if ranks == 1 else COMMUNICATION_BYTES * (1 + math.log2(ranks))
 
 
 def _captured(sequences: int) -> float:
@@ -220,12 +258,12 @@ def pool_bytes(model: Model, deployment: Deployment, taken: Residents | None = N
         return deployment.kv_bytes
     taken = taken or residents(model, deployment)
     if deployment.engine == "sglang":
-        before = deployment.capacity - taken.context
-        after = before - taken.weights - taken.communication
-        return after - before * (1 - deployment.fraction) - SGLANG_TABLES_BYTES
+        before = deployment.capacity - SGLANG_CONTEXT_BYTES - taken.communication
+        after = before - (taken.weights - deployment.rank_drafting)
+        return after - before * (1 - deployment.fraction)
     pool = deployment.capacity * deployment.fraction - taken.weights - taken.activations - taken.communication
     if not deployment.version or deployment.version >= (0, 20):
         pool -= taken.graphs
     if deployment.version and deployment.version < (0, 9, 1):
-        pool -= EARLY_CONTEXT_BYTES
+        pool -= DEVICE_CONTEXT_BYTES if charges_device(deployment.version) else EARLY_CONTEXT_BYTES
     return pool

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from gpuwatch.engines.flag_names import is_listed, misnamed_flag
 from gpuwatch.engines.flag_versions import flag_problems
 from gpuwatch.engines.flags import FLAGS, flag_facts, parse_flags
-from gpuwatch.ledger.uncounted import not_counted, settings_in
+from gpuwatch.ledger.beside import draft_name, settings_in
+from gpuwatch.ledger.uncounted import not_counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,9 +76,17 @@ class Command:
         counts = (value for value in (*named, asked) if isinstance(value, int) and not isinstance(value, bool))
         return next((value for value in counts if 0 < value <= MOST_DRAFTED), 0)
 
-    def unread(self, version: str) -> list[str]:
-        """Return what of the command has no part in the figures, a note each: memory, and names nobody can judge."""
-        notes = not_counted(self.engine, self.flags)
+    @property
+    def draft(self) -> str:
+        """The draft model that it names; empty where it names none."""
+        return draft_name(self.flags, self.arguments)
+
+    def unread(self, version: str, *, draft: bool = False) -> list[str]:
+        """Return what of the command has no part in the figures, a note each: memory, and names nobody can judge.
+
+        `draft`: its draft model is known and counted.
+        """
+        notes = not_counted(self.engine, self.flags, draft=draft)
         names = list(dict.fromkeys(filter(None, map(_long_name, self.arguments))))
         faulty = {problem.flag for problem in self.problems(version)}
         unknown = [name for name in names if name not in faulty and not is_listed(self.engine, name)]

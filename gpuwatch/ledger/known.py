@@ -39,10 +39,10 @@ Qwen/Qwen3-Coder-480B-A35B-Instruct | 62 | 96 | 8 | 128 | 6144 | 8192 | 151936 |
 mistralai/Mistral-7B-Instruct-v0.3 | 32 | 32 | 8 | 128 | 4096 | 14336 | 32768 | no | 32768 | |
 mistralai/Mixtral-8x7B-Instruct-v0.1 | 32 | 32 | 8 | 128 | 4096 | 14336 | 32000 | no | 32768 | moe 8 2 14336 |
 microsoft/phi-4 | 40 | 40 | 10 | 128 | 5120 | 17920 | 100352 | no | 16384 | |
-google/gemma-3-1b-it | 26 | 4 | 1 | 256 | 1152 | 6912 | 262144 | yes | 32768 | sliding 512 6 | vllm 0.13.0
-google/gemma-3-27b-it | 62 | 32 | 16 | 128 | 5376 | 21504 | 262208 | yes | 131072 | sliding 1024 6; siglip | vllm 0.11.0
-openai/gpt-oss-20b | 24 | 64 | 8 | 64 | 2880 | 2880 | 201088 | no | 131072 | sliding 128 2; moe 32 4 2880; mxfp4 | vllm 0.13.0
-openai/gpt-oss-120b | 36 | 64 | 8 | 64 | 2880 | 2880 | 201088 | no | 131072 | sliding 128 2; moe 128 4 2880; mxfp4 |
+google/gemma-3-1b-it | 26 | 4 | 1 | 256 | 1152 | 6912 | 262144 | yes | 32768 | sliding 512 6; gemma3 1 | vllm 0.13.0
+google/gemma-3-27b-it | 62 | 32 | 16 | 128 | 5376 | 21504 | 262208 | yes | 131072 | sliding 1024 6; gemma3 8; siglip | vllm 0.11.0
+openai/gpt-oss-20b | 24 | 64 | 8 | 64 | 2880 | 2880 | 201088 | no | 131072 | sliding 128 2; moe 32 4 2880; mxfp4; gptoss | vllm 0.13.0
+openai/gpt-oss-120b | 36 | 64 | 8 | 64 | 2880 | 2880 | 201088 | no | 131072 | sliding 128 2; moe 128 4 2880; mxfp4; gptoss |
 deepseek-ai/DeepSeek-V3 | 61 | 128 | 128 | 0 | 7168 | 18432 | 129280 | no | 163840 | mla 512 64 1536; moe 256 8 2048 3 1; fp8 |
 moonshotai/Kimi-K2-Thinking | 61 | 64 | 64 | 0 | 7168 | 18432 | 163840 | no | 262144 | mla 512 64 1536; moe 384 8 2048 1 1; int4 | vllm 0.11
 Qwen/Qwen3-Next-80B-A3B-Instruct | 48 | 16 | 2 | 256 | 2048 | 5120 | 151936 | no | 262144 | delta 16 32 128 4; moe 512 10 512 0 1 | sglang
@@ -127,7 +127,13 @@ def _delta(_layers: int, numbers: list[int]) -> dict[str, Any]:
         "linear_value_head_dim": head,
         "linear_conv_kernel_dim": 4,
         "full_attention_interval": every,
+        "partial_rotary_factor": 0.25,
     }
+
+
+def _gemma3(_layers: int, numbers: list[int]) -> dict[str, Any]:
+    stretched = {"rope_scaling": {"rope_type": "linear", "factor": float(numbers[0])}} if numbers[0] > 1 else {}
+    return {"model_type": "gemma3_text", **stretched}
 
 
 def _stored(method: str) -> Any:
@@ -143,14 +149,22 @@ _STORED: dict[str, dict[str, Any]] = {
         "ignore": ["lm_head", "embed", "self_attn", "shared_experts"],
     },
 }
+_SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 1152,
+    "num_hidden_layers": 27,
+    "intermediate_size": 4304,
+    "patch_size": 14,
+    "image_size": 896,
+}
 _EXTRAS: dict[str, Any] = {
     "moe": _experts,
     "sliding": _sliding,
     "mla": _mla,
     "delta": _delta,
-    "siglip": lambda _layers, _numbers: {
-        "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27, "intermediate_size": 4304, "patch_size": 14}
-    },
+    "gemma3": _gemma3,
+    "gptoss": lambda _layers, _numbers: {"architectures": ["GptOssForCausalLM"], "attention_bias": True},
+    "siglip": lambda _layers, _numbers: {"vision_config": dict(_SIGLIP)},
     "bias": lambda _layers, _numbers: {"attention_bias": True},
     **{method: _stored(method) for method in _STORED},
 }

@@ -6,7 +6,10 @@ Sizes are elements unless a name says otherwise. Everything is for the whole mod
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from gpuwatch.ledger.rotations import Rotation
 
 LayerKind: TypeAlias = Literal["full", "sliding", "chunked", "mla", "linear"]
 
@@ -84,7 +87,7 @@ class Model:
     is the length it was trained for, `context` the one it declares (with scaling). `uncounted` names parts that the
     arithmetic does not cover. `dense_widths` is the sum of the widths of the feed-forward parts where they differ,
     `other` the parameters of its layers that no other field gives. `kv_type` is the KV type that the checkpoint asks
-    for.
+    for. `stacked` levels of a tower's output are added to layers of the model, each from a buffer for a whole step.
     """
 
     name: str
@@ -107,19 +110,38 @@ class Model:
     context: int | None = None
     native_context: int | None = None
     rope_scaling: str = ""
-    tower: int = 0
+    tower_tensors: tuple[tuple[int, int], ...] = ()
+    tower_width: int = 0
     tower_known: bool = True
-    mixer: int = 0
+    mixer_parts: tuple[int, ...] = ()
     shared_kv_layers: int = 0
+    shared_attention: int = 0
     embedding_per_layer: int = 0
     attention_bias: bool = False
     dense_widths: int = 0
+    rotations: tuple[Rotation, ...] = ()
+    stacked: int = 0
     other: int = 0
     kv_type: str = ""
     uncounted: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     kv_missing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def tower(self) -> int:
+        """Parameters of all towers."""
+        return sum(elements * times for elements, times in self.tower_tensors)
+
+    @property
+    def mixer(self) -> int:
+        """Parameters of the mixer of one linear layer."""
+        return sum(self.mixer_parts)
+
+    @property
+    def sees_videos(self) -> bool:
+        """Whether positions follow the time of a video."""
+        return any(table.early > 1 for table in self.rotations)
 
     @property
     def layer_count(self) -> int:

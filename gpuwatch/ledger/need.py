@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.ledger.budget import Residents, residents
 from gpuwatch.ledger.kv import bytes_per_token
+from gpuwatch.ledger.loaded import taken_slack
 from gpuwatch.ledger.pool import request_bytes, spare_bytes
 from gpuwatch.ledger.quantisation import DTYPE_BYTES, NAMES, by_name, of_flag, stored_bits
-from gpuwatch.ledger.weights import weight_bytes
+from gpuwatch.ledger.weights import adapter_bytes, buffer_bytes, weight_bytes
 
 if TYPE_CHECKING:
     from gpuwatch.ledger.budget import Deployment
@@ -53,7 +54,12 @@ class Engine:
         if self.deployment.sharing_dp > 1:  # of what the formula gives, as much as its ranks hold
             alone = replace(self.deployment.split, expert_parallel=1, whole_experts=False)
             share *= weight_bytes(self.model, self.deployment.split) / weight_bytes(self.model, alone)
-        return replace(taken, weights=max(0.0, share - self.deployment.host_weights))
+        split, loading = self.deployment.split, self.deployment.loading
+        share += buffer_bytes(self.model, loading) + adapter_bytes(self.model, split, loading)
+        share += taken_slack(self.model, split, loading)
+        if not loading.towers:
+            share -= self.model.tower * DTYPE_BYTES.get(self.model.dtype, 2.0) / self.deployment.tp
+        return replace(taken, weights=max(0.0, share - self.deployment.host_weights) + self.deployment.rank_drafting)
 
     @property
     def kv_bytes(self) -> float:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from gpuwatch.ledger.budget import SGLANG_TABLES_BYTES, pool_bytes
+from gpuwatch.ledger.budget import SGLANG_CONTEXT_BYTES, pool_bytes
 from gpuwatch.ledger.kv import whole_bytes_per_token
 from gpuwatch.ledger.need import GROWTH, Engine
 from gpuwatch.ledger.pool import longest_context, pool_of
@@ -164,8 +164,9 @@ def fraction_needed(engine: Engine, others: Sequence[Engine] = ()) -> float:
     """
     deployment, taken = engine.deployment, engine.residents
     if deployment.engine == "sglang":
-        free = deployment.capacity - taken.context - sum(card_of([other]).total for other in others)
-        need = taken.weights + taken.communication + engine.kv_bytes + SGLANG_TABLES_BYTES
+        free = deployment.capacity - SGLANG_CONTEXT_BYTES - taken.communication
+        free -= sum(card_of([other]).total for other in others)
+        need = taken.weights + engine.kv_bytes
         share = need / free if free > 0 else 1.0
     else:
         counted = taken.total - (taken.context if deployment.version >= (0, 9, 1) else 0.0)

@@ -34,14 +34,21 @@ def pool_of(model: Model, deployment: Deployment, available: float) -> Pool:
     Raises:
         ValueError: the model keeps nothing.
     """
-    pool = (
-        _sglang(model, deployment, available) if deployment.engine == "sglang" else _vllm(model, deployment, available)
-    )
+    own = own_share(deployment)
+    size = _sglang if deployment.engine == "sglang" else _vllm
+    pool = size(model, deployment, available * own)
+    if own < 1:
+        pool = replace(pool, bytes=pool.bytes / own)
     limit = deployment.max_total_tokens
     if limit is None or pool.tokens <= limit:
         return pool
     share = limit / pool.tokens
     return Pool(pool.bytes * share, limit, pool.concurrency * share)
+
+
+def own_share(deployment: Deployment) -> float:
+    """Return the model's part of its pool: a draft model, all on the last stage, keeps the same tokens in the rest."""
+    return 1 / (1 + deployment.drafting_share * deployment.pp)
 
 
 def _vllm(model: Model, deployment: Deployment, available: float) -> Pool:
@@ -90,14 +97,17 @@ def sglang_cell(model: Model, deployment: Deployment) -> float:
 
 def request_bytes(model: Model, deployment: Deployment, tokens: int) -> float:
     """Return the bytes that one request of `tokens` tokens takes on one rank, the null block of vLLM not included."""
+    own = own_share(deployment)
     if deployment.engine == "sglang":
-        return sglang_cell(model, deployment) * tokens + _sglang_states(model, deployment)
-    return layout(model, deployment.kv_settings).bytes_per_request(tokens)
+        return sglang_cell(model, deployment) * tokens / own + _sglang_states(model, deployment)
+    return layout(model, deployment.kv_settings).bytes_per_request(tokens) / own
 
 
 def spare_bytes(model: Model, deployment: Deployment) -> float:
     """Return what the pool needs besides its requests: vLLM's null block."""
-    return 0.0 if deployment.engine == "sglang" else float(layout(model, deployment.kv_settings).block_bytes)
+    if deployment.engine == "sglang":
+        return 0.0
+    return layout(model, deployment.kv_settings).block_bytes / own_share(deployment)
 
 
 def longest_context(model: Model, deployment: Deployment, available: float) -> int:
@@ -109,6 +119,7 @@ def longest_context(model: Model, deployment: Deployment, available: float) -> i
         pool = pool_of(model, deployment, available)
         return pool.tokens if model.attention else LONGEST * (pool.concurrency >= 1)
     plan = layout(model, deployment.kv_settings)
+    available *= own_share(deployment)
     low, high = 0, LONGEST
     while low < high:
         middle = (low + high + 1) // 2

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpuwatch.engines.version import parse_version
+from gpuwatch.ledger.beside import adapters_of, loads_towers
 from gpuwatch.ledger.budget import Deployment, pool_bytes
 from gpuwatch.ledger.defaults import with_defaults
 from gpuwatch.ledger.known import find
@@ -32,7 +33,7 @@ USED = (
     *("hybrid_kv_manager", "max_num_batched_tokens", "max_num_seqs", "flag.enable-dp-attention", "flag.kv-cache-dtype"),
     *("flag.disable-hybrid-kv-cache-manager", "flag.kv-cache-memory-bytes", "flag.max-total-tokens"),
     *("flag.async-scheduling", "flag.mamba-ssm-cache-dtype", "flag.attn-dp-size", "flag.enable-expert-parallel"),
-    *("dtype", "flag.dtype"),
+    *("dtype", "flag.dtype", "flag.limit-mm-per-prompt", "flag.enable-lora", "flag.max-loras", "flag.max-lora-rank"),
 )
 """The facts that a prediction looks at."""
 _FIRST_CONTEXT = 4096
@@ -66,6 +67,8 @@ def engine_of(kind: str, facts: Mapping[str, Value], capacity: float) -> Engine 
     dtype = str(facts.get("dtype") or facts.get("flag.dtype") or "auto").removeprefix("torch.")
     if quantisation and model.quantisation is None:
         model = quantised(model, quantisation)
+    flags = {name[5:]: value for name, value in facts.items() if name.startswith("flag.")}
+    places, rank = adapters_of(kind, flags)
     deployment = Deployment(
         engine=kind,
         version=version,
@@ -88,6 +91,9 @@ def engine_of(kind: str, facts: Mapping[str, Value], capacity: float) -> Engine 
         max_total_tokens=_count(facts, "flag.max-total-tokens"),
         asynchronous=facts.get("flag.async-scheduling") is not False,
         state_dtype=str(facts.get("flag.mamba-ssm-cache-dtype", "auto")),
+        towers=loads_towers(kind, version, flags, (), videos=model.sees_videos),
+        adapters=places,
+        adapter_rank=rank,
     )
     filled = with_defaults(
         deployment,

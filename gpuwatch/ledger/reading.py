@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from gpuwatch.ledger.blocks import blocks_of
 from gpuwatch.ledger.families import has_two_parts, is_four_times, is_gated, is_known, is_tied
 from gpuwatch.ledger.fields import Fields, ModelConfigError
-from gpuwatch.ledger.layers import grouped, is_state_space, layer_kinds, mamba1_width, mamba2_heads
+from gpuwatch.ledger.layers import FULL, grouped, is_state_space, layer_kinds, mamba1_width, mamba2_heads
 from gpuwatch.ledger.model import Experts, Model
 from gpuwatch.ledger.quantisation import kv_type_of, quantisation_of
-from gpuwatch.ledger.towers import tower_parameters
+from gpuwatch.ledger.rotations import rotations_of
+from gpuwatch.ledger.towers import stacked_levels, tower_tensors, tower_width
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,21 +38,20 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
     widths = () if blocks is None else blocks.widths
     kv_missing = tuple(fields.missing)
     hidden, heads = fields.hidden, 0 if is_state_space(fields) else fields.q_heads
-    scaling = fields.part("rope_scaling") or fields.part("rope_parameters")
-    kind = (scaling.text("rope_type") or scaling.text("type")) if scaling else ""
-    tower, tower_known = tower_parameters(fields.outer, hidden)
+    scaling, kind = _scaling(fields)
+    tower, tower_known = tower_tensors(fields.outer, hidden)
     dense, experts = _experts(fields, count)
     architecture = fields.architecture
     if blocks is not None:
         dense, experts = len(widths), None
-    uncounted = _uncounted(fields)
+    inner, widths = _widths(fields, widths, dense, shared)
     return Model(
         name=name or str(fields.outer.get("_name_or_path") or ""),
         architecture=architecture,
         hidden=hidden,
         layers=layers,
         q_heads=heads,
-        intermediate=max(widths) if widths else _intermediate(fields, hidden, needed=dense > 0),
+        intermediate=inner,
         vocab=_vocab(fields),
         tied=_tied(fields),
         gated=is_gated(architecture),
@@ -66,20 +66,30 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
         context=_context(fields),
         native_context=_native(fields, scaling, kind),
         rope_scaling="" if kind == "default" else kind,
-        tower=tower,
+        tower_tensors=tower,
+        tower_width=tower_width(fields.outer),
         tower_known=tower_known,
-        mixer=_mixer(fields, hidden),
+        mixer_parts=_mixer(fields, hidden),
         shared_kv_layers=shared,
+        shared_attention=_shared_attention(fields, count, shared),
         embedding_per_layer=_embedding_per_layer(fields, count),
         attention_bias=bool(fields.flag("attention_bias")) or "qwen2" in architecture.lower(),
         dense_widths=sum(widths),
+        rotations=rotations_of(fields, layers, _context(fields)),
+        stacked=stacked_levels(fields.outer),
         other=_other(fields, hidden) + (0 if blocks is None else blocks.matrices * hidden * hidden),
         kv_type=kv_type_of(fields.outer),
-        uncounted=uncounted,
+        uncounted=_uncounted(fields),
         missing=tuple(fields.missing),
         kv_missing=kv_missing,
         notes=tuple(fields.notes),
     )
+
+
+def _scaling(fields: Fields) -> tuple[Fields | None, str]:
+    """Return the part that says how positions are scaled, and the kind of scaling."""
+    scaling = fields.part("rope_scaling") or fields.part("rope_parameters")
+    return scaling, (scaling.text("rope_type") or scaling.text("type")) if scaling else ""
 
 
 def _check_heads(fields: Fields) -> None:
@@ -122,8 +132,14 @@ def _uncounted(fields: Fields) -> tuple[str, ...]:
 
 
 def _other(fields: Fields, hidden: int) -> int:
-    """Return the parameters of cross-attention layers (Mllama) and of the indexers of sparse attention (DeepSeek)."""
+    """Return parameters that other fields do not give.
+
+    Cross-attention layers (Mllama), the indexers of sparse attention (DeepSeek), biases of experts (gpt-oss).
+    """
     found = 0
+    if "gptoss" in fields.architecture.lower().replace("_", ""):
+        each = 2 * fields.need("intermediate_size") + hidden
+        found += (fields.number("num_hidden_layers") or 0) * (fields.number("num_experts") or 0) * each
     crossing = len(fields.listed("cross_attention_layers"))
     if crossing:
         found += crossing * 2 * hidden * fields.head_dim * (fields.q_heads + fields.kv_heads)
@@ -137,6 +153,14 @@ def _other(fields: Fields, hidden: int) -> int:
 def _tied(fields: Fields) -> bool:
     tied = fields.flag("tie_word_embeddings")
     return is_tied(fields.architecture) if tied is None else tied
+
+
+def _widths(fields: Fields, widths: tuple[int, ...], dense: int, shared: int) -> tuple[int, tuple[int, ...]]:
+    """Return the usual width of a feed-forward part, and that of each where they differ (`widths`: where known)."""
+    inner = max(widths) if widths else _intermediate(fields, fields.hidden, needed=dense > 0)
+    if shared and fields.flag("use_double_wide_mlp"):  # Gemma 4: layers without a cache of their own
+        return inner, (inner,) * (dense - shared) + (2 * inner,) * shared
+    return inner, widths
 
 
 def _intermediate(fields: Fields, hidden: int, *, needed: bool) -> int:
@@ -175,6 +199,8 @@ def _experts(fields: Fields, count: int) -> tuple[int, Experts | None]:
     if shared is None:
         shared = (fields.number("n_shared_experts") or 0) * width
     chosen = fields.number("num_experts_per_tok") or 0
+    if fields.flag("enable_moe_block"):  # Gemma 4: experts beside a dense part in every layer
+        return count, Experts(count, experts, width, chosen, shared)
     return count - layers, Experts(layers, experts, width, chosen, shared)
 
 
@@ -194,27 +220,42 @@ def _native(fields: Fields, scaling: Fields | None, kind: str) -> int | None:
     return original or declared
 
 
-def _mixer(fields: Fields, hidden: int) -> int:
-    """Return the parameters of one linear layer's mixer, norms and biases left out; 0 where its kind is not known."""
+def _shared_attention(fields: Fields, count: int, shared: int) -> int:
+    """Return the parameters of attention in layers that use the cache of others: queries and output only."""
+    if not 0 < shared < count:
+        return 0
+    kinds = layer_kinds(fields, count)[count - shared :]
+    widths = (fields.number("global_head_dim") if kind == FULL else None for kind in kinds)
+    return sum(2 * fields.hidden * fields.q_heads * (width or fields.head_dim) for width in widths)
+
+
+def _mixer(fields: Fields, hidden: int) -> tuple[int, ...]:
+    """Return the parameters of each matrix of a linear layer's mixer, norms and biases left out.
+
+    Empty where its kind is not known.
+    """
     key, value = fields.number("linear_key_head_dim"), fields.number("linear_value_head_dim")
     if key and value:
         keys = key * (fields.number("linear_num_key_heads") or 0)
         value_heads = fields.number("linear_num_value_heads") or 0
         values = value * value_heads
         kernel = fields.number("linear_conv_kernel_dim") or 4
-        return hidden * (2 * keys + 2 * values + 2 * value_heads) + kernel * (2 * keys + values) + values * hidden
+        inner = (hidden * 2 * (keys + values), hidden * 2 * value_heads, kernel * (2 * keys + values))
+        return (*inner, values * hidden)
     size = fields.number("mamba_d_state") or fields.number("ssm_state_size") or fields.number("state_size")
     if not size:
-        return 0
+        return ()
     heads, head = mamba2_heads(fields)
-    inner = heads * head if heads and head else mamba1_width(fields)
+    inner_width = heads * head if heads and head else mamba1_width(fields)
+    out = inner_width * hidden
     kernel = fields.number("mamba_d_conv") or fields.number("conv_kernel") or 4
     if heads:
         groups = fields.number("mamba_n_groups") or fields.number("n_groups") or 1
-        mixed = inner + 2 * groups * size
-        return hidden * (inner + mixed + heads) + kernel * mixed + inner * hidden
+        mixed = inner_width + 2 * groups * size
+        return hidden * (inner_width + mixed + heads), kernel * mixed, out
     low = fields.number("mamba_dt_rank") or fields.number("time_step_rank") or -(-hidden // 16)
-    return 2 * hidden * inner + kernel * inner + inner * (low + 2 * size) + low * inner + inner * size + inner * hidden
+    step = (inner_width * (low + 2 * size), low * inner_width, inner_width * size)
+    return 2 * hidden * inner_width, kernel * inner_width, *step, out
 
 
 def _embedding_per_layer(fields: Fields, count: int) -> int:

@@ -5,8 +5,9 @@ Sources: ``engine/arg_utils.py`` of vLLM, ``srt/server_args.py`` of SGLang.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
+
+from gpuwatch.ledger.beside import settings_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +21,7 @@ _WITHOUT_WEIGHTS = ("ngram", "ngram_gpu", "suffix", "[ngram]")
 _VLLM = """
 speculative-config | | weights, KV cache and graphs of the draft model
 speculative-model | | weights, KV cache and graphs of the draft model
-enable-lora | | the places for adapters, and their part of a step
+enable-lora | | the adapters' part of a step, and their places in experts
 hf-overrides | | what these settings change of the model's config
 rope-scaling | | what it changes of the model's config
 config | | the settings in the file
@@ -54,8 +55,8 @@ def _table(rows: str) -> dict[str, tuple[tuple[str, ...], str]]:
 _ROWS = {"vllm": _table(_VLLM), "sglang": _table(_SGLANG)}
 
 
-def not_counted(engine: str, flags: Mapping[str, Value]) -> list[str]:
-    """Return what the plan leaves out of a command, a note each."""
+def not_counted(engine: str, flags: Mapping[str, Value], *, draft: bool = False) -> list[str]:
+    """Return what the plan leaves out of a command, a note each; `draft`: its draft model is known and counted."""
     notes = []
     for name, (values, what) in _ROWS[engine].items():
         value = flags.get(name)
@@ -64,14 +65,6 @@ def not_counted(engine: str, flags: Mapping[str, Value]) -> list[str]:
         method = settings_in(value).get("method") if name == "speculative-config" else value
         if name.startswith("speculative-") and method in _WITHOUT_WEIGHTS:
             continue
-        notes.append(f"not counted: {what} (--{name})")
+        left = "graphs of the draft model" if draft and name.startswith("speculative-") else what
+        notes.append(f"not counted: {left} (--{name})")
     return notes
-
-
-def settings_in(value: object) -> Mapping[str, object]:
-    """Return the settings of a flag that holds a JSON object; none where it holds something else."""
-    try:
-        found = json.loads(str(value))
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -1,6 +1,7 @@
 """Parameters and bytes of a model's weights, whole and for one rank.
 
 The formula is the sum of the matrices: attention projections, feed-forward parts, experts, embeddings, and the norms.
+What an engine prints as weights has the tables and buffers, too, that come with a model.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from gpuwatch.ledger.quantisation import DTYPE_BYTES, stored_bits
 
 if TYPE_CHECKING:
     from gpuwatch.ledger.model import Layers, Model
+
+MXFP4_INNER, MXFP4_HIDDEN = 128, 256
+POSITIONS_FOLLOW_TOKENS_SINCE = (0, 32)
+"""vLLM knows models whose positions never exceed the tokens, and makes their tables no longer than the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +41,7 @@ def parameters(model: Model) -> Parameters:
     """Count the parameters of a model."""
     layers = model.layer_count
     attention = sum(group.count * attention_of(model, group) for group in model.layers)
-    if model.shared_kv_layers and model.attention:  # these layers project queries only
-        shared = model.attention[-1]
-        attention += model.shared_kv_layers * 2 * model.hidden * model.q_heads * shared.head_dim
+    attention += model.shared_attention
     matrices = 3 if model.gated else 2
     dense = matrices * model.hidden * (model.dense_widths or model.dense_layers * model.intermediate) + model.other
     experts = 0
@@ -95,39 +98,149 @@ class Split:
     whole_experts: bool = False
 
 
-def weight_bytes(model: Model, split: Split) -> float:
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What decides about the buffers that come with the weights, and which parts are loaded at all.
+
+    `chunk` is the token budget of a step. Without `towers` a model of text and images is served for text alone.
+    `adapters` are the places for LoRA adapters on the card, of at most `rank` each.
+    """
+
+    engine: str = "vllm"
+    version: tuple[int, ...] = ()
+    chunk: int = 0
+    towers: bool = True
+    adapters: int = 0
+    rank: int = 0
+
+
+PLAIN = Loading()
+"""vLLM, without buffers of a step or adapters."""
+
+
+def weight_bytes(model: Model, split: Split, loading: Loading = PLAIN) -> float:
     """Return the bytes of the weights on the fullest rank.
 
     Tensor parallelism divides the matrices; norms, the router and, where KV heads are fewer than ranks, the K and V
     projections are copied. Pipeline stages take ``ceil(layers / pp)`` layers; the first also holds the embedding, the
-    last the head.
+    last the head. SGLang's DP attention copies the embedding to each rank (``models/qwen3_moe.py``).
     """
     count = parameters(model)
-    stage = 1.0 if split.pp == 1 else -(-model.layer_count // split.pp) / max(1, model.layer_count)
+    stage = stage_share(model, split)
+    plain = DTYPE_BYTES.get(model.dtype, 2.0)
+    packed = bytes_of(model)
+    copied = _copied_kv(model, split.attention_tp)
+    attention = (count.attention / split.attention_tp + copied) * packed.attention + absorbed_bytes(model, split)
+    forward = count.feed_forward / split.tp * packed.dense
+    experts = count.experts * expert_share(model, split) * packed.experts * expert_padding(model, split, loading)
+    embedding = count.embedding / embedding_ranks(split, loading)
+    head = count.head / split.tp
+    ends = max(embedding, head) if split.pp > 1 else embedding + head
+    beside = (count.tower / split.tp * plain if loading.towers else 0.0) + buffer_bytes(model, loading)
+    beside += adapter_bytes(model, split, loading)
+    return (attention + forward + experts) * stage + ends * plain + beside + count.norms * stage * plain
+
+
+def expert_padding(model: Model, split: Split, loading: Loading) -> float:
+    """Return by what vLLM's experts in MXFP4 are larger than they are stored: kernels want rounded sizes.
+
+    Those of Marlin and TensorRT-LLM (all but Hopper's Triton kernel): 128 of the inner width, 256 of the model's.
+    Source: ``mxfp4_round_up_hidden_size_and_intermediate_size`` in ``fused_moe/oracle/mxfp4.py``.
+    """
+    quantisation = model.quantisation
+    if model.experts is None or quantisation is None or quantisation.method != "mxfp4" or loading.engine != "vllm":
+        return 1.0
+    width = model.experts.width / (1 if split.whole_experts else split.tp)
+    hidden = model.hidden
+    return -(-width // MXFP4_INNER) * MXFP4_INNER / width * -(-hidden // MXFP4_HIDDEN) * MXFP4_HIDDEN / hidden
+
+
+def absorbed_bytes(model: Model, split: Split) -> float:
+    """Return the bytes of MLA's up-projections in 16 bits, which engines make beside quantised ones.
+
+    Source: ``split_kv_b_proj`` in vLLM's ``attention/mla_attention.py``; ``w_kc`` and ``w_vc`` in SGLang.
+    """
+    if model.quantisation is None or bytes_of(model).attention >= DTYPE_BYTES.get(model.dtype, 2.0):
+        return 0.0
+    heads = model.q_heads / split.attention_tp * (model.mla_nope + model.mla_value)
+    return sum(2.0 * group.count * (group.latent - model.mla_rope) * heads for group in model.layers if group.latent)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Bytes of a weight by where it is."""
+
+    attention: float
+    dense: float
+    experts: float
+
+
+def bytes_of(model: Model) -> Packed:
+    """Return how many bytes a weight takes, its share of scales included."""
     plain = DTYPE_BYTES.get(model.dtype, 2.0)
     packed = plain if model.quantisation is None else stored_bits(model.quantisation) / 8
     experts_only = model.quantisation is not None and model.quantisation.experts_only
     dense = plain if experts_only else packed
-    copied = _copied_kv(model, split.attention_tp)
-    attention = (count.attention / split.attention_tp + copied) * _kept(model, "attn", dense, plain)
-    forward = count.feed_forward / split.tp * dense
-    experts = count.experts * _expert_share(model, split) * packed
-    ends = max(count.embedding, count.head) if split.pp > 1 else count.embedding + count.head
-    tower = count.tower / split.tp * plain + rope_table_bytes(model)
-    return (attention + forward + experts) * stage + ends / split.tp * plain + tower + count.norms * stage * plain
+    return Packed(_kept(model, "attn", dense, plain), dense, packed)
 
 
-def _expert_share(model: Model, split: Split) -> float:
+def stage_share(model: Model, split: Split) -> float:
+    """Return the share of the layers that the fullest pipeline stage has."""
+    return 1.0 if split.pp == 1 else -(-model.layer_count // split.pp) / max(1, model.layer_count)
+
+
+def embedding_ranks(split: Split, loading: Loading) -> int:
+    """Return among how many ranks the embedding is divided."""
+    return 1 if loading.engine == "sglang" and split.attention_tp < split.tp else split.tp
+
+
+def buffer_bytes(model: Model, loading: Loading) -> float:
+    """Return the bytes of what each rank keeps beside its weights and prints among them.
+
+    Tables of rotations: 16 bits in vLLM, 32 in SGLang. Towers whose output is added to several layers: a buffer for
+    each, with a row for every token of a step (vLLM's ``qwen3_vl.py``).
+    """
+    steps = 2.0 * loading.chunk * model.hidden * model.stacked if loading.engine == "vllm" and loading.towers else 0.0
+    return sum(rotation_bytes(model, loading)) + steps
+
+
+def rotation_bytes(model: Model, loading: Loading = PLAIN) -> tuple[float, ...]:
+    """Return the bytes of each table of rotations that a rank holds."""
+    if loading.engine == "sglang":
+        return tuple(4.0 * table.rows * table.width for table in model.rotations)
+    early = bool(loading.version) and loading.version < POSITIONS_FOLLOW_TOKENS_SINCE
+    return tuple(2.0 * table.rows * table.width * (table.early if early else table.late) for table in model.rotations)
+
+
+def adapter_bytes(model: Model, split: Split, loading: Loading) -> float:
+    """Return the bytes of the places for LoRA adapters on one rank.
+
+    Each place has two matrices for every projection: rank x its inputs, and its outputs x rank, on the side that
+    tensor parallelism divides a part of them (vLLM's ``lora/layers``). Places of experts are not counted.
+    """
+    if not loading.adapters:
+        return 0.0
+    tp, hidden = split.tp, model.hidden
+    total = 0.0
+    for group in model.attention:
+        if group.kind == "mla":
+            continue
+        queries = model.q_heads * group.head_dim / split.attention_tp
+        keys = max(1.0, group.kv_heads / split.attention_tp) * (group.head_dim + group.value_dim)
+        total += group.count * (3 * hidden + queries + keys + queries + hidden)
+    up = 2 if model.gated else 1
+    inner = (model.dense_widths or model.dense_layers * model.intermediate) / tp
+    total += up * (model.dense_layers * hidden + inner) + inner + model.dense_layers * hidden
+    plain = DTYPE_BYTES.get(model.dtype, 2.0)
+    return plain * loading.adapters * loading.rank * total * stage_share(model, split)
+
+
+def expert_share(model: Model, split: Split) -> float:
+    """Return the share of the experts that the fullest rank has."""
     ranks = max(split.tp, split.expert_parallel)
     if not split.whole_experts or model.experts is None:
         return 1 / ranks
     return -(-model.experts.count // ranks) / model.experts.count
-
-
-def rope_table_bytes(model: Model) -> float:
-    """Return the bytes of the table of rotations that each rank holds: one row for each position, in 16 bits."""
-    head = max((group.head_dim for group in model.attention), default=0) or model.mla_rope
-    return 2.0 * (model.context or 0) * head
 
 
 def _kept(model: Model, part: str, packed: float, plain: float) -> float:
@@ -138,10 +251,16 @@ def _kept(model: Model, part: str, packed: float, plain: float) -> float:
 
 
 def _copied_kv(model: Model, tp: int) -> float:
-    """Return the K and V parameters that a rank holds beyond its share, because a head cannot be divided."""
+    """Return the attention parameters that a rank holds beyond its share.
+
+    A KV head cannot be divided, and the projections into MLA's latent entry are whole on each rank.
+    """
     extra = 0.0
     for group in model.attention:
-        if group.kind == "mla" or tp <= group.kv_heads or not group.kv_heads:
+        if group.kind == "mla":
+            extra += group.count * model.hidden * (model.q_rank + group.latent) * (1 - 1 / tp)
+            continue
+        if tp <= group.kv_heads or not group.kv_heads:
             continue
         one = model.hidden * (group.head_dim + group.value_dim)
         extra += group.count * (one - group.kv_heads * one / tp)

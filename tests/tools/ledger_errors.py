@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 from gpuwatch.ledger.budget import pool_bytes, residents
-from gpuwatch.ledger.pool import pool_of, sglang_cell
-from gpuwatch.ledger.weights import Split, weight_bytes
+from gpuwatch.ledger.loaded import printed_bytes
+from gpuwatch.ledger.pool import pool_of
 from gpuwatch.units import GIB
 from tests.unit.ledger.receipts import RECEIPTS
 
@@ -41,22 +41,27 @@ TYPES = (
 SECONDS = 60
 
 
+KINDS = (
+    "weights in 16 bits",
+    "weights in fewer bits",
+    "tokens from the printed pool",
+    "tokens from the card",
+)
+
+
 def ours(receipt):
-    """Return (weights error, tokens error from the printed pool, tokens error from the card); None: not comparable."""
+    """Return the errors of `KINDS`; None where a receipt has no such figure."""
     model, deployment, printed = receipt.model, receipt.deployment, receipt.printed
     weights = tokens = card = None
-    if "weights_gib" in printed and receipt.sixteen_bits:
-        split = Split(deployment.tp, deployment.pp, deployment.attention_tp)
-        weights = weight_bytes(model, split) / (printed["weights_gib"] * GIB) - 1
-    if "pool_gib" in printed:
-        pool = printed["pool_gib"] * GIB  # SGLang prints the KV cache alone, without the pool of states
-        sglang = deployment.engine == "sglang"
-        found = pool / sglang_cell(model, deployment) if sglang else pool_of(model, deployment, pool).tokens
-        tokens = found / printed["tokens"] - 1
-    if "card_gib" in printed and "pool_gib" in printed:
+    if "weights_gib" in printed:
+        weights = printed_bytes(model, deployment.split, deployment.loading) / (printed["weights_gib"] * GIB) - 1
+    tokens = receipt.pool_error
+    measured = "card_gib" in printed or "before_gib" in printed
+    if tokens is not None and measured and deployment.max_total_tokens is None:
         pool = pool_bytes(model, deployment, residents(model, deployment))
         card = pool_of(model, deployment, pool).tokens / printed["tokens"] - 1
-    return weights, tokens, card
+    both = (weights, None) if receipt.sixteen_bits else (None, weights)
+    return (*both, tokens, card)
 
 
 def vramscout(receipt, venv, folder):
@@ -115,15 +120,19 @@ def main():
     parser.add_argument("--peers", metavar="VENV")
     args = parser.parse_args()
     receipts = [receipt for receipt in RECEIPTS if args.all or not receipt.fitted]
-    print("| receipt | source | weights | tokens from the printed pool | tokens from the card |")
-    print("|---|---|---|---|---|")
+    print(f"| receipt | source | {' | '.join(KINDS)} |\n|---|---|" + "---|" * len(KINDS))
     rows = {receipt.number: ours(receipt) for receipt in receipts}
+    doubtful = [receipt for receipt in receipts if receipt.contradictory]
+    sound = [receipt for receipt in receipts if receipt not in doubtful]
     for receipt in receipts:
         cells = " | ".join(map(percent, rows[receipt.number]))
         print(f"| {receipt.name} | {receipt.data['source']} | {cells} |")
     print("\n| error of | receipts | median | worst |\n|---|---|---|---|")
-    for at, name in enumerate(("weights", "tokens from the printed pool", "tokens from the card")):
-        summary(name, [row[at] for row in rows.values()])
+    for at, name in enumerate(KINDS):
+        tokens = name.startswith("tokens")
+        summary(name, [rows[receipt.number][at] for receipt in (sound if tokens else receipts)])
+        if tokens:
+            summary(f"{name}, pool and tokens contradict", [rows[receipt.number][at] for receipt in doubtful])
     if not args.peers:
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -104,7 +104,8 @@ def test_weights_come_from_the_index_of_the_files(capsys, folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "model-1.safetensors").write_bytes(b"")
     _, plan = planned(capsys, str(folder))
-    assert plan["per_gpu"][0]["components"]["weights"] == 20 * GIB
+    # 8 MiB of rotations in a segment of 20, and 1 MiB each for embedding and head of 1485, taken in steps of 2
+    assert plan["per_gpu"][0]["components"]["weights"] == 20 * GIB + (20 + 2) * 2**20
     assert any("1 of 2 weight files of the index are not in the folder" in note for note in plan["notes"])
 
 
@@ -194,7 +195,8 @@ def test_the_text_part_of_a_model_that_sees_is_planned(capsys, tmp_path):
     plain.write_text(json.dumps(text))
     _, alone = planned(capsys, str(plain))
     more = plan["per_gpu"][0]["components"]["weights"] - alone["per_gpu"][0]["components"]["weights"]
-    assert more == 2 * (27 * (4 * 1152**2 + 2 * 1152 * 4304) + 1152 * 5120)
+    tower = 27 * (4 * 1152**2 + 2 * 1152 * 4304 + 9 * 1152 + 4304) + 1152 * 5120
+    assert 2 * tower < more < 2 * tower * 1.1  # and the rest of the allocator's segments
 
 
 def test_a_head_without_size_is_the_width_by_the_heads(capsys, tmp_path):
@@ -337,7 +339,7 @@ def test_a_model_of_states_alone_is_counted_whole_and_holds_requests_of_any_leng
     arguments = (str(tmp_path), "--engine", engine, "--context", "8192")
     _, plan = planned(capsys, *arguments, "--gpu-memory", "24")
     parts = plan["per_gpu"][0]["components"]
-    assert parts["weights"] == pytest.approx(2 * 7_272_665_088, rel=0.001)
+    assert parts["weights"] == pytest.approx(2 * 7_272_665_088, rel=0.01)
     # One state, 64 layers of 8192 x (3 + 16) elements of 16 bits, is 19 MiB; vLLM has a few and a null block.
     assert 19 * 2**20 <= parts["kv_cache"] <= 4.2 * 19 * 2**20
     assert (plan["verdict"], plan["kv"]["bytes_per_token"], plan["models"][0]["missing"]) == ("fits", 0, [])

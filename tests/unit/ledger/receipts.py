@@ -1,7 +1,9 @@
 """What engines printed about memory when they started, beside the architecture numbers of their models.
 
-Each entry of fixtures/receipts.json has its public source. `layer_types` is written as runs of (kind, count). Fitted
-constants may only look at the even half.
+Each entry of fixtures/receipts.json has its public source; what no print tells of its model is as in the model's public
+``config.json``. `layer_types` is written as runs of (kind, count). `card_gib` is there where the size of the card was
+printed or stated, `before_gib` where the engine said what was free before it loaded. Fitted constants may only look at
+the even half.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuwatch.ledger.budget import Deployment
+from gpuwatch.ledger.budget import SGLANG_CONTEXT_BYTES, Deployment, communication_bytes
 from gpuwatch.ledger.defaults import with_defaults
+from gpuwatch.ledger.pool import pool_of, sglang_cell
 from gpuwatch.ledger.reading import read_model
 from gpuwatch.units import GIB
 
 FILE = Path(__file__).parents[2] / "fixtures" / "receipts.json"
 SIXTEEN_BITS = ("bf16", "fp16")
+CONTRADICTION = 0.01
+"""Printed figures are rounded to less than this."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +66,27 @@ class Receipt:
         flags = self.data["flags"]
         sglang = self.data["engine"] == "sglang"
         attention = flags.get("attention_tp")
+        free = self.printed.get("before_gib")  # SGLang says what the card had left before it loaded the weights
+        before = SGLANG_CONTEXT_BYTES + communication_bytes(flags["tp"])
+        capacity = self.printed.get("card_gib", 80) * GIB if free is None else free * GIB + before
         deployment = Deployment(
             engine=self.data["engine"],
             version=self.version or ((0, 5, 8) if sglang else (0, 10, 0)),
-            capacity=self.printed.get("card_gib", 80) * GIB,
+            capacity=capacity,
             tp=flags["tp"],
             pp=flags["pp"],
             dcp=flags.get("dcp", 1),
             dp_attention=flags["tp"] // attention if attention else 1,
             context=flags.get("context", 32768),
             kv_dtype=flags["kv_dtype"],
+            max_total_tokens=flags.get("max_total_tokens"),
             block_size=flags.get("block_size", 1 if sglang else 16),
             prefix_caching=flags.get("prefix_caching"),
             unified="GB10" in self.data["card"],
+            pooling=flags.get("pooling", False),
+            towers=flags.get("towers", True),
+            adapters=flags.get("adapters", 0),
+            adapter_rank=flags.get("adapter_rank", 0),
         )
         return with_defaults(
             deployment,
@@ -82,6 +95,31 @@ class Receipt:
             sequences=flags.get("max_num_seqs"),
             fraction=flags.get("fraction"),
         )
+
+    @property
+    def kinds(self) -> tuple[tuple[str, str], ...]:
+        """What its model's layers keep of the past."""
+        return tuple((group.kind, group.mixer) for group in self.model.layers)
+
+    @property
+    def pool_error(self) -> float | None:
+        """By how much the printed pool, divided as its layers need, is more tokens than were printed."""
+        if "pool_gib" not in self.printed:
+            return None
+        model, deployment, pool = self.model, self.deployment, self.printed["pool_gib"] * GIB
+        if deployment.engine == "sglang":  # it prints the KV cache alone, without the pool of states
+            return pool / sglang_cell(model, deployment) / self.printed["tokens"] - 1
+        return pool_of(model, deployment, pool).tokens / self.printed["tokens"] - 1
+
+    @property
+    def contradictory(self) -> bool:
+        """Whether its pool and its tokens do not belong together, though they do in all others with such layers."""
+        error = self.pool_error
+        if error is None or abs(error) < CONTRADICTION:
+            return False
+        alike = [other for other in RECEIPTS if other.kinds == self.kinds and other.number != self.number]
+        others = [abs(found) for other in alike if (found := other.pool_error) is not None]
+        return bool(others) and max(others) < CONTRADICTION
 
 
 RECEIPTS = tuple(Receipt(number, data) for number, data in enumerate(json.loads(FILE.read_text())))

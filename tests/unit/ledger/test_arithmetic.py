@@ -79,9 +79,11 @@ def test_32k_tokens_on_24_gib_cards(of, parameters, weights, tp, verdict):
 
 
 def test_steady_bytes_of_a_card_are_the_sum_by_hand():
-    # 32e9 x 2 bytes over two cards; 80 GiB of FP8 KV over two cards and one null block of 16 tokens.
+    # 32e9 x 2 bytes over two cards; 80 GiB of FP8 KV over two cards and one null block of 16 tokens. PyTorch takes
+    # large tensors in steps of 2 MiB: in each layer 1 MiB more for three matrices of 35, 25 and 135 MiB, and 1.5 for
+    # embedding and head of 742.5.
     card = planned(WIDE, 32e9, "bf16", "fp8", MILLION, 2, 80).cards[0]
-    assert card.components["weights"] == 32e9
+    assert card.components["weights"] == 32e9 + (40 * 3 + 2 * 1.5) * 2**20
     assert card.components["kv_cache"] == 40 * GIB + 16 * 40_960
     assert card.capacity == 80 * GIB
 

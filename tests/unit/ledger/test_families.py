@@ -140,8 +140,10 @@ def test_what_is_only_taken_for_a_decoder_is_noted():
 
 def test_the_named_model_that_sees_has_its_tower():
     known = find("google/gemma-3-27b-it")
-    layers = 27 * (4 * 1152 * 1152 + 2 * 1152 * 4304)
-    assert read_model(known.config, known.name).tower == layers + 3 * 14 * 14 * 1152 + 1152 * 5376
+    layers = 27 * (4 * 1152 * 1152 + 2 * 1152 * 4304 + 9 * 1152 + 4304)
+    found = read_model(known.config, known.name)
+    assert found.tower == layers + 3 * 14 * 14 * 1152 + 64 * 64 * 1152 + 1152 * 5376
+    assert parameters(found).total == pytest.approx(27_432_406_640, rel=2e-4)  # published
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,9 @@ def test_the_quantisation_that_was_asked_for_counts_where_the_checkpoint_has_non
 
 
 def test_weight_files_count_before_the_formula():
-    assert predicted(tp=2, **{"model.weights_bytes": 10 * GIB})["weights"] == 5 * GIB
+    # Beside them 40,960 rotations of 128 in 16 bits are 10 MiB; embedding and head of 593.5 take 594.
+    found = predicted(tp=2, **{"model.weights_bytes": 10 * GIB})["weights"]
+    assert found == 5 * GIB + (10 + 2 * 0.5) * 2**20
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.need import Engine, bytes_per_parameter, loaded, quantised, with_weights
 from gpuwatch.ledger.plan import notes_of
 from gpuwatch.ledger.quantisation import quantisation_of, stored_bits
-from gpuwatch.ledger.towers import tower_parameters
-from gpuwatch.ledger.weights import Split, parameters, rope_table_bytes, weight_bytes
+from gpuwatch.ledger.towers import tower_tensors
+from gpuwatch.ledger.weights import Split, parameters, rotation_bytes, weight_bytes
 from tests.unit.ledger.models import model
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
@@ -107,7 +107,7 @@ def test_experts_shared_experts_and_their_router_are_counted():
 
 def test_the_table_of_rotations_has_a_row_for_each_position():
     # printed by vLLM: Llama-3.1-8B is 0.031 GiB above its matrices
-    assert rope_table_bytes(model(32, 8, 128, max_position_embeddings=131072)) == 2**25
+    assert rotation_bytes(model(32, 8, 128, max_position_embeddings=131072)) == (2**25,)
 
 
 def test_the_tower_of_qwen25_vl_by_hand():
@@ -115,22 +115,35 @@ def test_the_tower_of_qwen25_vl_by_hand():
         "model_type": "qwen2_5_vl", "depth": 32, "hidden_size": 1280, "intermediate_size": 3420,
         "out_hidden_size": 3584, "patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2,
     }  # fmt: skip
-    layers = 32 * (4 * 1280**2 + 3 * 1280 * 3420)
+    biases = 5 * 1280 + 2 * 3420 + 4 * 1280  # with two norms
+    layers = 32 * (4 * 1280**2 + 3 * 1280 * 3420 + biases)
     patches, merger = 3 * 14**2 * 2 * 1280, 5120**2 + 5120 * 3584
-    assert tower_parameters({"vision_config": vision}, 3584) == (layers + patches + merger, True)
+    tensors, known = tower_tensors({"vision_config": vision}, 3584)
+    assert (count(tensors), known) == (layers + patches + merger, True)
+    assert count(tensors) == pytest.approx(676_550_144, rel=2e-4)  # published: 8,292,166,656 less the language model
 
 
 def test_the_tower_of_siglip_by_hand():
-    vision = {"hidden_size": 1152, "num_hidden_layers": 27, "intermediate_size": 4304, "patch_size": 14}
-    expected = 27 * (4 * 1152**2 + 2 * 1152 * 4304) + 3 * 14**2 * 1152 + 1152 * 5376
-    assert tower_parameters({"vision_config": vision}, 5376) == (expected, True)
+    vision = {
+        "model_type": "siglip_vision_model", "hidden_size": 1152, "num_hidden_layers": 27, "intermediate_size": 4304,
+        "patch_size": 14, "image_size": 896,
+    }  # fmt: skip
+    layers = 27 * (4 * 1152 * 1152 + 2 * 1152 * 4304 + 9 * 1152 + 4304)
+    positions = 64 * 64 * 1152
+    tensors, known = tower_tensors({"vision_config": vision}, 5376)
+    assert (count(tensors), known) == (layers + 3 * 14**2 * 1152 + positions + 1152 * 5376, True)
 
 
 def test_towers_add_up_and_one_without_sizes_is_said():
     audio = {"hidden_size": 10, "encoder_layers": 2, "intermediate_size": 20}
-    one = 2 * (4 * 10**2 + 2 * 10 * 20) + 10 * 64
-    assert tower_parameters({"audio_config": audio, "vision_config": {"depth": 3}}, 64) == (one, False)
-    assert tower_parameters({}, 64) == (0, True)
+    one = 2 * (4 * 10**2 + 2 * 10 * 20 + 9 * 10 + 20) + 10 * 64
+    tensors, known = tower_tensors({"audio_config": audio, "vision_config": {"depth": 3}}, 64)
+    assert (count(tensors), known) == (one, False)
+    assert tower_tensors({}, 64) == ((), True)
+
+
+def count(tensors):
+    return sum(elements * times for elements, times in tensors)
 
 
 def test_four_bit_parameters_take_more_than_half_a_byte():
