@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.finding import Evidence, Finding
     from gpuwatch.pipeline.postmortem import PostMortem
 
-_HOME = re.compile(r"(?P<start>/(?:home|Users)/|[A-Za-z]:\\Users\\)[^/\\\s'\",;:)]+")
+_HOME = re.compile(r"(?P<start>/(?:home|[Uu]sers|l?scratch)/|[A-Za-z]:\\Users\\)[^/\\\s'\",;:)]+")
 _ROOT = re.compile(r"(?<![\w/])/root(?=/|\b)")
 _USER_AT = re.compile(r"\b[\w.+-]+@(?=[\w.-]+)(?!<)[\w.-]+")
 _ADDRESS = re.compile(r"(?<![\w.])(?!(?:127\.0\.0\.\d+|0\.0\.0\.0)(?![\d.]))(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
@@ -25,7 +25,7 @@ _SHORT_6 = re.compile(
     r"(?<![\w:.])(?=[^\s]*\d)[0-9a-fA-F:.]*::[0-9a-fA-F:.]*[0-9a-fA-F](?!\w)|(?<![\w:.])[0-9a-fA-F:]+::(?!\w)"
 )
 _USER = re.compile(
-    r"(?P<start>\b(?:user(?:_?name)?|login|owner|logname|sudo_user|account)[\"']?(?:=|: ?)[\"']?"
+    r"(?P<start>\b(?:user(?:_?(?:name|id))?|login|owner|author|logname|sudo_user|account)[\"']?(?:=|: ?)[\"']?"
     r"|\bfor (?:invalid )?user |\b[ug]id=\d+\()"
     r"(?!(?:none|null|true|false|root|nobody|vllm)\b)(?=[\w.+-]*[A-Za-z])[\w.+-]+",
     re.IGNORECASE,

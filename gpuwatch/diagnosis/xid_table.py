@@ -90,6 +90,8 @@ TABLE: dict[int, Xid] = {
 }
 """What is known by number."""
 
+CONTAINED = "94"
+"""An ECC error that ends the program whose memory it is, and no other."""
 DETAILS = frozenset({63, 154, 171, 172})
 """Xids that tell more about another one, or what came of it."""
 
@@ -109,6 +111,12 @@ def is_hardware(code: str) -> bool:
     """Whether the number names a fault of the card, its memory or its links."""
     known = xid_of(code)
     return known is not None and known.kind == "hardware"
+
+
+def is_application(code: str) -> bool:
+    """Whether the number is about one program on the card, and the others go on: those of programs, and 94."""
+    known = xid_of(code)
+    return known is not None and (known.kind in ("program", "follows") or code == CONTAINED)
 
 
 def is_repair(code: str) -> bool:

@@ -75,7 +75,10 @@ wake                     | the engine woke up
 # What only says something beside other lines of the same incident: steps in tracebacks, output of the host's tools.
 _NOTE_ROWS = """
 traceback_step       | a traceback passes through a step of the engine that has a name
+exception            | an exception at the end of a traceback
 graph_capture_begin  | the engine begins to capture CUDA graphs
+shutdown             | the server was asked to end: Ctrl-C, a signal, the supervisor
+stop_timed_out       | a unit of systemd did not end in the time that it has for that
 crash_dump           | figures of the step in which the engine died
 process_columns      | the columns of a listing of processes
 process_row          | an engine's process in a listing of processes

@@ -90,7 +90,7 @@ def strip_prefix(line: str) -> Prefix:
         return _json(line) or Prefix(line)
     if '": "' in line and (member := _MEMBER.match(line)) is not None:
         return _member(member["text"]) or Prefix(line)
-    found = Prefix(line)
+    found = Prefix(line.removeprefix("^C"))  # what a terminal shows of Ctrl-C stands before the next line
     for _ in range(_MAX_LAYERS):
         layer = _layer(found)
         if layer is None:

@@ -93,7 +93,10 @@ _KEY_NAME = (
 )
 _VALUE = r"(?:\[[^\]]*\]?|\"(?:[^\"\\]|\\.)*\"?|'(?:[^'\\]|\\.)*'?|[^\s,;)}\]&\"']+)"
 _SECRETS = (
-    re.compile(rf"(?P<keep>(?<![\w-])--?{_KEY_NAME}(?:\s+|=))(?!-){_VALUE}(?:\s+(?!-)[^\s,]{{8,}})*", re.IGNORECASE),
+    re.compile(
+        rf"(?P<keep>(?<![\w-])--?{_KEY_NAME}(?:\s+|=))(?!-){_VALUE}(?:\s+(?!-|\S*:(?:\s|$|//))[^\s,]{{8,}})*",
+        re.IGNORECASE,
+    ),
     re.compile(
         rf"(?P<keep>(?<![\w#-])['\"]?{_KEY_NAME}['\"]?\s*[:=]\s*)(?!None\b|True\b|False\b|null\b){_VALUE}",
         re.IGNORECASE,
@@ -105,11 +108,12 @@ _SECRETS = (
     re.compile(r"(?P<keep>\b[a-z][a-z0-9+.-]*://)[^/\s@'\"]+(?=@)", re.IGNORECASE),
     re.compile(
         r"(?P<keep>)\b(?:hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}|AKIA[0-9A-Z]{16}"
-        r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|nvapi-[\w-]{16,})"
+        r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|nvapi-[\w-]{16,}"
+        r"|xox[a-z]-[\w-]{10,}|github_pat_\w{16,})"
     ),
 )
 _SECRET_WORDS = re.compile(
-    r"key|token|secret|passw|credential|authorization|bearer|@|hf_|sk-|gh[pousr]_|glpat|AKIA|eyJ|nvapi",
+    r"key|token|secret|passw|credential|authorization|bearer|@|hf_|sk-|gh[pousr]_|glpat|AKIA|eyJ|nvapi|xox[a-z]-|github_pat",
     re.IGNORECASE,
 )
 

@@ -68,6 +68,20 @@ _KILLS = (
         ("Main process exited, code=killed",),
         rf"{_UNIT}: Main process exited, code=killed, status=9/KILL",
     ),
+    _ANY.note(
+        "unit_stopping",
+        "shutdown",
+        "systemd",
+        ("Stopping ",),
+        rf"^Stopping {_UNIT}|^Stopping (?=.*(?:vLLM|SGLang))",
+    ),
+    _ANY.note(
+        "unit_stop_late",
+        "stop_timed_out",
+        "systemd",
+        ("State 'stop-sig",),
+        rf"{_UNIT}: State 'stop-sig\w+' timed out",
+    ),
     _ANY.event(
         "unit_crashed",
         "process_crashed",

@@ -10,6 +10,9 @@ from gpuwatch.engines.log_pattern import Maker, Pattern
 
 _ANY = Maker("")
 
+RAISED = "exception"
+"""The event of an exception that no other pattern knows."""
+
 STEPS: dict[str, tuple[str, ...]] = {
     "sampler": ("_dummy_sampler_run", "_dummy_pooler_run"),
     "multimodal": (
@@ -147,5 +150,12 @@ PATTERNS: tuple[Pattern, ...] = (
         tuple(STEP_OF),
         rf"^\s*(?:at |in |- )?(?P<step>{_NAMES})(?:\(\))?(?: forward)?$",
     ),
+    _ANY.note(
+        "exception",
+        RAISED,
+        "Python",
+        ("Error: ", "Exception: ", "AssertionError", "NotImplementedError"),
+        r"^(?P<type>(?:[a-zA-Z_]\w*\.)*[A-Z]\w*(?:Error|Exception))(?:: (?P<text>\S.*))?$",
+    ),
 )
-"""Frames, and names of functions alone on a line."""
+"""Frames, names of functions alone on a line, and the exceptions at the ends of tracebacks."""

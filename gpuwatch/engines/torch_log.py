@@ -248,6 +248,13 @@ _MACHINE = (
         r"workers are out of shared memory|No space left on device: '(?P<path>/dev/shm/[^']*)'"
         r"|unable to write to file </torch_\S+>: No space left on device",
     ),
+    _ANY.note(
+        "sigterm",
+        "shutdown",
+        "SGLang 0.3-, uvicorn",
+        ("SIGTERM received", "Received SIGTERM"),
+        r"\bSIGTERM received\b|\bReceived SIGTERM\b",
+    ),
     _ANY.event(
         "shell_killed",
         "process_killed",

@@ -271,6 +271,14 @@ _DEATH = (
         ("EngineCore failed to start", "Engine core initialization failed", "WorkerProc initialization failed"),
         r"EngineCore failed to start\.|Engine core initialization failed\.|WorkerProc initialization failed due to an exception",
     ),
+    _VLLM.note(
+        "shutdown",
+        "shutdown",
+        "0.6-",
+        ("hutting down FastAPI HTTP server", "API server: shutdown triggered", "received signal ", "KeyboardInterrupt"),
+        r"[Ss]hutting down FastAPI HTTP server|API server: shutdown triggered"
+        r"|\breceived signal (?:2|15|SIGINT|SIGTERM)\b|^(?:Received )?KeyboardInterrupt\b",
+    ),
     _VLLM.event(
         "worker_stopped",
         "worker_stopped",

@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moments
-from gpuwatch.diagnosis.causes.kills import UNIT_WORDS, of_engine
+from gpuwatch.diagnosis.causes.owners import foreign_unit, of_engine
 from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, logged
 from gpuwatch.diagnosis.finding import Evidence, NotEnough
@@ -48,7 +48,7 @@ KILLED = 137
 def died(view: View) -> Iterator[Cause | NotEnough]:
     """Judge workers and engines that ended by a signal, and name the killer where one is known."""
     for event in view.events("worker_dead", "process_crashed", "process_killed"):
-        if _told_elsewhere(view, event):
+        if _told_elsewhere(view, event) or _asked(view, event):
             continue
         if _foreign(view, event):
             yield NotEnough("worker_died", f"what {event.field('name')} runs: a unit of systemd was ended by a signal")
@@ -86,10 +86,50 @@ def died(view: View) -> Iterator[Cause | NotEnough]:
             )
         return
     lost = _lost(view)
+    asked = [event for event in _ended(view) if _asked(view, event)]
     if lost is not None:
         yield from _vanished(view, lost)
+    elif asked:
+        yield _on_request(view, asked[0])
     else:
         yield from _exited(view)
+
+
+def _ended(view: View) -> list[LogEvent]:
+    every = view.events("worker_dead", "process_crashed", "process_killed", "engine_dead")
+    return [event for event in every if event.event != "engine_dead" or "unexpectedly" in event.text]
+
+
+def _asked(view: View, event: LogEvent) -> bool:
+    """Whether a process ended because its server was asked to; a kill for lack of memory is another reason."""
+    return moments.asked(view, event) is not None and not _killer(view, event)
+
+
+def _on_request(view: View, event: LogEvent) -> Cause:
+    """Explain the end of a process whose server had been asked to end."""
+    asked = moments.asked(view, event)
+    late = [each for each in view.events("stop_timed_out") if moments.together(each, event) is not False][:1]
+    killed = _signal(event, number(event, "code")) == "SIGKILL"
+    gap = moments.lag(asked, event) if asked is not None else None
+    after = f" {gap / moments.SECOND:.0f} s later" if gap is not None and gap >= 0 else ""
+    cause = f"The server was asked to end (Ctrl-C, SIGTERM or its supervisor), and ended{after}; nothing failed."
+    advice = [advise("nothing, where somebody stopped or restarted it; else look for who did")]
+    if killed:
+        cause = f"The server was asked to end (Ctrl-C, SIGTERM or its supervisor) and was killed{after}"
+        cause += ": the time that its unit has for that (TimeoutStopSec) was over." if late else "."
+        advice += [
+            advise(
+                "give it the time that its open requests need",
+                "TimeoutStopSec" if late else "terminationGracePeriodSeconds",
+            )
+        ]
+    evidence = [logged(each) for each in (asked, *late, event) if each is not None]
+    return Cause(
+        "worker_died",
+        Explanation(cause, 0.85, tuple(evidence), tuple(advice)),
+        event.time,
+        severity="info",
+    )
 
 
 def _lost(view: View) -> LogEvent | None:
@@ -98,7 +138,7 @@ def _lost(view: View) -> LogEvent | None:
     raised = {
         id(view.run_of(event)) for event in dead if "fatal error" in event.text or "hit an exception" in event.text
     }
-    lost = (event for event in dead if "unexpectedly" in event.text)
+    lost = (event for event in dead if "unexpectedly" in event.text and not _asked(view, event))
     return next((each for each in lost if id(view.run_of(each)) not in raised and not _explained(view, each)), None)
 
 
@@ -113,10 +153,10 @@ def _told_elsewhere(view: View, event: LogEvent) -> bool:
 
 def _foreign(view: View, event: LogEvent) -> bool:
     """Whether an end is that of a unit of systemd of which nothing says that it runs an engine."""
-    name = event.field("name")
-    if not name.endswith((".service", ".scope")) or any(word in name.lower() for word in UNIT_WORDS):
+    if not foreign_unit(event.field("name")):
         return False
-    return not any(given.engine for given in view.incident.inputs)
+    own = [end for end in moments.ends(view) if not foreign_unit(end.field("name"))]
+    return bool(own) or not any(given.engine for given in view.incident.inputs)
 
 
 def _how(caught: str, code: float | None, killer: tuple[LogEvent, ...]) -> str:
@@ -209,7 +249,7 @@ def _signal(event: LogEvent, code: float | None) -> str:
 def _killer(view: View, end: LogEvent) -> tuple[LogEvent, ...]:
     """Return the kills that can be this end: of an engine's process, and not known to be of another time."""
     kills = view.events("out_of_memory_killed", "ray_memory_kill", "pod_evicted")
-    near = [kill for kill in kills if of_engine(kill) and moments.together(kill, end) is not False]
+    near = [kill for kill in kills if of_engine(view, kill) and moments.together(kill, end) is not False]
     return tuple(moments.nearest(near, (end,))[:2])
 
 

@@ -239,8 +239,29 @@ def profile(case: Case) -> Cause:
     )
 
 
+def outside(case: Case) -> Cause:
+    """Explain memory that a library of CUDA asked for beside torch's allocator while the engine served."""
+    who = next((name for word, name in _LIBRARIES.items() if word in case.event.text), "CUDA")
+    return case.found(
+        "gpu_out_of_memory",
+        f"{who} found no memory left on {case.where} while the engine served: handles, workspaces and modules are "
+        "taken outside torch's allocator, beside what the profile at start counted, and the pool has the rest.",
+        0.75,
+        [
+            *moves.lower_fraction(case.run, 0, None, "leave more beside the pool"),
+            advise("is anything else on the card: nvidia-smi lists its processes"),
+        ],
+        ruled_out("a tensor of a step: torch would name the size that it asked for", case.event),
+    )
+
+
+_LIBRARIES = {"CUBLAS": "cuBLAS", "cublas": "cuBLAS", "Cuda failure": "NCCL"}
+
+
 def activation(case: Case) -> Cause:
     """Explain a step that did not fit while the engine served: the peak of a prefill, or its logits."""
+    if case.event.event == "cuda_oom_other":
+        return outside(case)
     run, oom = case.run, case.oom
     dump = [event for event in case.view.events("crash_dump") if run.holds(event) and event.line <= case.event.line]
     tokens = next((value for event in reversed(dump) if (value := number(event, "tokens"))), None)
@@ -267,9 +288,10 @@ def activation(case: Case) -> Cause:
         advice.append(advise("do without echo and prompt_logprobs on long prompts"))
     else:
         step = f" of {count(tokens)} tokens" if tokens else ""
+        needed = f"{case.asked} more" if oom.requested is not None else "more"
         cause = (
-            f"A prefill step{step} needed {case.asked} more than the profile at start had left on {case.where}: the "
-            "pool took the rest."
+            f"A prefill step{step} needed {needed} than the profile at start had left on {case.where}: the pool took "
+            "the rest."
         )
     advice += moves.smaller_chunk(run, tokens)
     advice += moves.lower_fraction(run, oom.short, oom.total, "or leave more beside the pool")

@@ -9,17 +9,22 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moments
 from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, sampled
-from gpuwatch.diagnosis.explanation import Explanation, logged
+from gpuwatch.diagnosis.explanation import Explanation, logged, told
 from gpuwatch.diagnosis.finding import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpuwatch.diagnosis.causes.view import View
-    from gpuwatch.model import LogEvent
+    from gpuwatch.model import Fact, LogEvent
 
 BUS = frozenset({79})
 _BUS_ID = re.compile(r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d\b")
+_ABSENT = re.compile(r"^absent\.gpuwatch_gpu_\w+\.(?P<gpu>\d+)$")
+UNREAD = frozenset({"ERR!", "Unknown Error", "GPU is lost", "GPU requires reset"})
+"""What nvidia-smi prints in place of a value that the driver failed to read."""
+UNREAD_LEAST = 3
+"""So many values of one card in that state are the card, not a sensor."""
 HEAT = frozenset({"thermal", "sw_thermal", "hw_thermal"})
 """Reasons for lowered clocks that mean heat."""
 WORKING = 0.5
@@ -51,6 +56,35 @@ def _not_started(failed: list[LogEvent]) -> Cause:
     )
 
 
+def _unread(view: View) -> Iterator[Cause]:
+    """Explain cards of which nvidia-smi reads nothing but errors; a fan or a power meter alone may fail."""
+    errors: dict[tuple[str, str], list[Fact]] = {}
+    for fact in view.incident.facts:
+        found = _ABSENT.match(fact.key)
+        if found is not None and fact.value in UNREAD:
+            errors.setdefault((fact.source, found["gpu"]), []).append(fact)
+    read = {(each.path, each.labels.get("gpu", "")) for each in view.samples("gpu_memory_used_bytes")}
+    dead = {card: facts for card, facts in errors.items() if len(facts) >= UNREAD_LEAST and card not in read}
+    if dead:
+        cards = ", ".join(dict.fromkeys(f"GPU {gpu}" for _, gpu in dead))
+        yield Cause(
+            "gpu_lost",
+            Explanation(
+                f"The driver cannot read {cards} any more: nvidia-smi shows errors in place of all its values.",
+                0.85,
+                tuple(
+                    told(facts[0], f"{len(facts)} values of GPU {gpu} are {facts[0].value}")
+                    for (_, gpu), facts in dead.items()
+                )[:4],
+                (
+                    advise("look for its Xid and for power and slot: dmesg -T | grep -i -E 'xid|nvrm|pcie'"),
+                    advise("it comes back with a reset, a reboot or a power cycle"),
+                ),
+            ),
+            labels=tuple(("gpu", gpu) for _, gpu in list(dead)[:1] if len(dead) == 1),
+        )
+
+
 def lost(view: View) -> Iterator[Cause]:
     """Judge a GPU that is gone, and a driver that does not answer."""
     gone = view.events("gpu_lost")
@@ -73,6 +107,8 @@ def lost(view: View) -> Iterator[Cause]:
             severity=moments.milder(event, ends),
             apart=moments.related(event, ends) is False,
         )
+    else:
+        yield from _unread(view)
     refused = view.events("driver_error")
     failed = [event for event in refused if not event.field("what").startswith("API mismatch")]
     if failed and not (gone or bus):

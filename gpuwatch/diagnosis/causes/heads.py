@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact
-from gpuwatch.diagnosis.explanation import Explanation, logged, told
+from gpuwatch.diagnosis.explanation import Explanation, count, logged, told
 from gpuwatch.diagnosis.finding import Evidence
 
 if TYPE_CHECKING:
@@ -21,12 +22,80 @@ MORE = 1.5
 """A layout that holds so many times the requests of another one on the same cards is a clear gain."""
 
 
+def indivisible(
+    heads: int, ranks: int, evidence: tuple[Evidence, ...], since: int = 0, *, foreseen: bool = False
+) -> Cause:
+    """Explain attention heads that the ranks cannot share evenly; a common divisor fits the GPUs as well.
+
+    `foreseen` says that the engine was not seen to refuse them.
+    """
+    fitting = [each for each in range(1, min(heads, max(ranks, 1)) + 1) if heads % each == 0]
+    fits = math.gcd(heads, ranks)
+    what = "will not start" if foreseen else "did not start"
+    return Cause(
+        "flag_unknown",
+        Explanation(
+            f"The engine {what}: {count(heads)} attention heads cannot be shared by {ranks} ranks.",
+            0.9 if foreseen else 0.97,
+            evidence,
+            (
+                advise(
+                    f"a number that divides {heads}: {', '.join(map(str, fitting))}; the KV heads and the vocabulary "
+                    "have to go in as well, which is surest with the smaller ones",
+                    "--tensor-parallel-size",
+                    ranks,
+                    fits,
+                ),
+                advise(
+                    "and use the other GPUs as pipeline stages or replicas",
+                    "--pipeline-parallel-size",
+                    None,
+                    ranks // fits,
+                ),
+            ),
+        ),
+        since,
+    )
+
+
+def query_heads(view: View) -> Iterator[Cause]:
+    """Judge attention heads of a model's configuration that vLLM cannot share among the ranks of a command."""
+    heads = _configured(view, "num_attention_heads")
+    if heads is None:
+        return
+    for run in view.runs:
+        tp = run.fact("tp")
+        if _refused(view, run, heads) and tp is not None:
+            where = Evidence(
+                f"config.json: num_attention_heads is {heads}", "config.json", None, "num_attention_heads", heads
+            )
+            yield indivisible(heads, run.tp, (where, told(tp, f"tensor-parallel ranks: {run.tp}")), foreseen=True)
+            return
+
+
+def _refused(view: View, run: Run, heads: int) -> bool:
+    """Whether vLLM refuses so many heads with the ranks of a run that is not known to have served."""
+    engine = run.text("engine") or next((given.engine for given in view.incident.inputs if given.engine), "")
+    return engine == "vllm" and heads % run.tp != 0 and not run.all("ready")
+
+
+def _configured(view: View, key: str) -> int | None:
+    """Return a whole number of the model's configuration, of its language model where it has several."""
+    config = view.incident.config or {}
+    inner = config.get("text_config")
+    config = inner if isinstance(inner, dict) and key in inner else config
+    value = config.get(key)
+    return value if isinstance(value, int) and value > 0 else None
+
+
 def kv_heads(view: View) -> Iterator[Cause]:
     """Judge KV heads that are fewer than the ranks: each rank holds a copy, and more ranks give no more pool."""
     for run in view.runs:
         heads, where = _heads(view, run)
         dcp = run.number("dcp") or 1
         if heads is None or run.tp <= heads * dcp or run.tp == 1:
+            continue
+        if _refused(view, run, _configured(view, "num_attention_heads") or run.tp):
             continue
         copies = run.tp // heads
         if copies < 2:
@@ -110,11 +179,8 @@ def _heads(view: View, run: Run) -> tuple[int | None, list[Evidence]]:
         return 1, [told(latent, f"the KV cache has the latent format {latent.value}: one head for all")]
     if name is not None and MLA.search(str(name.value)):
         return 1, [told(name, f"{name.value} keeps one latent vector per token for all heads")]
-    config = view.incident.config or {}
-    inner = config.get("text_config")
-    config = inner if isinstance(inner, dict) and "num_key_value_heads" in inner else config
-    value = config.get("num_key_value_heads")
-    if isinstance(value, int) and value > 0:
+    value = _configured(view, "num_key_value_heads")
+    if value is not None:
         return value, [
             Evidence(f"config.json: num_key_value_heads is {value}", "config.json", None, "num_key_value_heads", value)
         ]

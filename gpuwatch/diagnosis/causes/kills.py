@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moments
+from gpuwatch.diagnosis.causes.owners import is_other, of_engine
 from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, logged, size
 from gpuwatch.diagnosis.finding import Evidence
@@ -17,12 +18,6 @@ if TYPE_CHECKING:
     from gpuwatch.model import LogEvent
 
 _LIMIT = re.compile(r"^(\d+(?:\.\d+)?) ?([KMGT]i?B?)$")
-UNIT_WORDS = ("vllm", "sglang", "llm", "inference")
-"""What names a unit of systemd that runs an engine."""
-ENGINE_NAMES = (
-    "VLLM::", "vllm", "VllmWorker", "EngineCore", "APIServer", "python", "pt_main_thread", "sglang", "ray::"
-)  # fmt: skip
-"""How the names of processes begin that may be an engine's; the kernel cuts names to 15 letters."""
 
 
 def host_kills(view: View) -> Iterator[Cause]:
@@ -42,7 +37,7 @@ def host_kills(view: View) -> Iterator[Cause]:
     ]
     if kubernetes or (memcg and (pods or any(given.kind == "kubernetes" for given in view.incident.inputs))):
         # A container that is known to be another one than the engine's explains nothing where that one was killed too.
-        yield _container(view, tuple(sorted((*kubernetes, *memcg), key=_is_other)))
+        yield _container(view, tuple(sorted(_likeliest(view, (*kubernetes, *memcg)), key=is_other)))
     elif memcg or whole:
         yield _kernel(view, _likeliest(view, (*memcg, *whole)), constraint)
     elif units:
@@ -57,26 +52,13 @@ def _likeliest(view: View, events: Iterable[LogEvent]) -> tuple[LogEvent, ...]:
     return tuple(
         sorted(
             moments.nearest(events, ends),
-            key=lambda event: (not of_engine(event), moments.related(event, ends) is False),
+            key=lambda event: (not of_engine(view, event), moments.related(event, ends) is False),
         )
     )
 
 
-def of_engine(event: LogEvent) -> bool:
-    """Whether who was killed may be an engine: a process by its name, a unit, or whoever is not named."""
-    name = event.field("name")
-    if _is_other(event):
-        return False
-    return not name or name.startswith(ENGINE_NAMES) or any(word in name.lower() for word in UNIT_WORDS)
-
-
-def _is_other(event: LogEvent) -> bool:
-    """Whether a line is about a container of which another one of the same pod is the engine."""
-    return event.field("engine") == "no"
-
-
 def _ray(view: View) -> Iterator[Cause]:
-    for event in view.events("ray_memory_kill")[:1]:
+    for event in moments.nearest(view.events("ray_memory_kill"), moments.ends(view))[:1]:
         used, total, own = number(event, "used"), number(event, "total"), number(event, "own")
         threshold = number(event, "limit")
         run = view.run_of(event)
@@ -108,11 +90,13 @@ def _ray(view: View) -> Iterator[Cause]:
                 ),
             ),
             event.time,
+            severity=moments.milder(event, moments.ends(view)),
+            apart=moments.related(event, moments.ends(view)) is False,
         )
 
 
 def _evicted(view: View) -> Iterator[Cause]:
-    events = view.events("pod_evicted")
+    events = moments.nearest(view.events("pod_evicted"), moments.ends(view))
     for event in events[:1]:
         text = " ".join(each.text for each in events).lower()
         named = next((group(each, "resource") for each in events if group(each, "resource")), "")
@@ -133,12 +117,15 @@ def _evicted(view: View) -> Iterator[Cause]:
                 (advise(remedy),),
             ),
             event.time,
+            severity=moments.milder(event, moments.ends(view)),
+            apart=moments.related(event, moments.ends(view)) is False,
         )
 
 
 def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
     event = events[0]
-    name, other = event.field("container"), _is_other(event)
+    name, other = event.field("container"), is_other(event)
+    waits, ends = event.field("init") == "waits", moments.ends(view)
     loading = [] if other else _loading(view)
     limits = [
         each
@@ -149,10 +136,14 @@ def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
     held = number(events[-1], "rss")
     cause = f"The container{' ' + name if name else ''} crossed its memory limit and was killed (137)"
     cause += " while the weights were loaded." if loading else "."
-    if other:
+    if waits:
+        cause += " It is an init container: the engine's container is not started before it has done its work."
+    elif other:
         cause += " It is not the engine's: another container of the pod is, and this end does not explain that one's."
-    evidence = [*(logged(each) for each in events[:2]), *(logged(each) for each in limits[:1]), *loading]
+    evidence = [*(logged(each) for each in events[:2]), *([] if other else moments.elsewhere(event, ends))]
+    evidence += [*(logged(each) for each in limits[:1]), *loading]
     evidence.append(ruled_out("GPU memory: the limit is one of host memory", event))
+    evidence += [] if other else moments.doubt(event, ends)
     return Cause(
         "k8s_oomkilled",
         Explanation(
@@ -176,8 +167,8 @@ def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
             ),
         ),
         event.time,
-        severity="info" if other else None,
-        apart=other,
+        severity=None if waits else "info" if other else moments.milder(event, ends),
+        apart=other or moments.related(event, ends) is False,
     )
 
 
@@ -206,7 +197,7 @@ def _kernel(view: View, events: tuple[LogEvent, ...], constraint: set[str]) -> C
     event = events[0]
     name, pid = event.field("name"), event.field("pid")
     held = number(event, "rss")
-    own, ends = of_engine(event), moments.ends(view)
+    own, ends = of_engine(view, event), moments.ends(view)
     host = event.field("scope") == "Out of memory" and "CONSTRAINT_MEMCG" not in constraint
     where = "the whole host ran out of memory" if host else "its cgroup's limit was reached"
     limits = [each for each in view.events("oom_constraint") if each.field("pid") in ("", pid)]
@@ -214,11 +205,13 @@ def _kernel(view: View, events: tuple[LogEvent, ...], constraint: set[str]) -> C
     evidence = [logged(each) for each in (*limits[:1], event, *others[:1])]
     evidence.append(ruled_out("GPU memory: the kernel kills for host memory only", event))
     evidence += [*moments.doubt(event, ends), *moments.elsewhere(event, ends)]
-    apart = moments.related(event, ends) is False
+    apart = moments.related(event, ends) is False or not (host or own)
     cause = f"The kernel killed {name} (pid {pid}): {where}"
     cause += f"; it held {size(held * 1024)}." if held else "."
     if host and not own:
         cause += " The victim is not the engine, and need not be the one that took the memory."
+    elif not own:
+        cause += " It is not the engine: only what shares its cgroup was short of memory."
     return Cause(
         "host_memory_oversubscribed",
         Explanation(
@@ -228,6 +221,8 @@ def _kernel(view: View, events: tuple[LogEvent, ...], constraint: set[str]) -> C
             (
                 advise(
                     "less host memory for the engine: smaller CPU offload and swap space, fewer workers while loading"
+                    if host or own
+                    else "less memory for that program"
                 ),
                 advise(
                     "or more memory" if host else "or a higher limit of the cgroup (systemd MemoryMax, docker --memory)"
@@ -265,7 +260,7 @@ def _unit(view: View, events: tuple[LogEvent, ...]) -> Cause:
             ),
         ),
         event.time,
-        severity="info" if apart and not of_engine(event) else None,
+        severity="info" if apart and not of_engine(view, event) else None,
         apart=apart,
     )
 

@@ -1,4 +1,4 @@
-"""What came after a start that failed, or an engine that ended: a later start in the same log that serves."""
+"""What came after a start that failed, or an engine that ended: a later start that serves, in this log or another."""
 
 from __future__ import annotations
 
@@ -32,12 +32,18 @@ def told(view: View, finding: Finding) -> Finding:
         return finding
     ready = _ready(_run(view, seen))
     failed = ready is None or (ready.line or 0) > (seen.line or 0)
+    here = served.source == seen.source
+    what = "a later start of this log takes requests" if here else "a later start takes requests"
+    if not here and _another_model(view, seen, served):
+        text = "Not ruled out: that this is over: a later start takes requests, with another model"
+        return replace(finding, evidence=(*finding.evidence, fact_told(served, text))) if failed else finding
     return replace(
         finding,
-        cause=f"{finding.cause} A later start serves, from line {served.line} on"
+        cause=f"{finding.cause} A later start serves, "
+        + (f"from line {served.line} on" if here else "in another file")
         + (": this one is over." if failed else "."),
         severity="warning" if failed else finding.severity,
-        evidence=(*finding.evidence, fact_told(served, "a later start of this log takes requests")),
+        evidence=(*finding.evidence, fact_told(served, what)),
     )
 
 
@@ -52,13 +58,41 @@ def _ready(run: Run | None) -> Fact | None:
 
 
 def _served(view: View, seen: Evidence) -> Fact | None:
-    """Return the line from which the last start of a log serves, if it is a later one and did not fail the same way."""
+    """Return the line from which the last later start serves, if it did not fail the same way.
+
+    A start of the same log is later by its line, one of another log of that engine by its time.
+    """
     run = _run(view, seen)
     if run is None:
         return None
-    last = max((other for other in view.runs if other.source == seen.source), key=lambda other: other.start)
-    ready = _ready(last) if last.start > run.start else None
-    if ready is None:
-        return None
+    others = [other for other in view.runs if other.source == seen.source and other.start > run.start]
+    if others:
+        last = max(others, key=lambda other: other.start)
+    else:
+        moment = _moment(view, run, seen) if run.all("started") else 0
+        logs = [other for other in view.runs if moment and other.source != seen.source and other.all("started")]
+        apart = [other for other in logs if _began(other) > moment and other.sglang == run.sglang and _ready(other)]
+        if not apart:
+            return None
+        last = max(apart, key=_began)
     again = (event for event in view.events(seen.name) if last.holds(event)) if seen.name else iter(())
-    return ready if next(again, None) is None else None
+    return _ready(last) if next(again, None) is None else None
+
+
+def _another_model(view: View, seen: Evidence, served: Fact) -> bool:
+    """Whether two starts are known to be of different models."""
+    run, other = _run(view, seen), next(each for each in view.runs if served in each.facts)
+    names = {run.text("model") if run is not None else "", other.text("model")} - {""}
+    return len(names) > 1
+
+
+def _began(run: Run) -> int:
+    return next((fact.time for fact in run.facts if fact.time), 0)
+
+
+def _moment(view: View, run: Run, seen: Evidence) -> int:
+    """Return the time of a line, or the last one that was printed before it in its run; 0 where none was."""
+    line = seen.line or 0
+    times = [fact.time or 0 for fact in run.facts if (fact.line or 0) <= line]
+    times += [event.time for event in view.incident.events if run.holds(event) and event.line <= line]
+    return max(times, default=0)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.causes.heads import indivisible
 from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
-from gpuwatch.diagnosis.explanation import Explanation, count, logged
+from gpuwatch.diagnosis.explanation import Explanation, logged
 from gpuwatch.diagnosis.finding import Evidence, NotEnough
 from gpuwatch.engines.flag_names import misnamed_flag
 from gpuwatch.engines.flag_versions import risky_flags, unknown_flag
@@ -199,40 +199,10 @@ def _refused(view: View, event: LogEvent) -> Cause:
     )
 
 
-def _indivisible(event: LogEvent) -> Cause:
-    """Explain attention heads that the ranks cannot share evenly; a common divisor fits the GPUs as well."""
-    heads, ranks = int(number(event, "heads") or 1), int(number(event, "tp") or 1)
-    fitting = [each for each in range(1, min(heads, max(ranks, 1)) + 1) if heads % each == 0]
-    fits = math.gcd(heads, ranks)
-    return Cause(
-        "flag_unknown",
-        Explanation(
-            f"The engine did not start: {count(heads)} attention heads cannot be shared by {ranks} ranks.",
-            0.97,
-            (logged(event),),
-            (
-                advise(
-                    f"a number that divides {heads}: {', '.join(map(str, fitting))}; the KV heads and the vocabulary "
-                    "have to go in as well, which is surest with the smaller ones",
-                    "--tensor-parallel-size",
-                    ranks,
-                    fits,
-                ),
-                advise(
-                    "and use the other GPUs as pipeline stages or replicas",
-                    "--pipeline-parallel-size",
-                    None,
-                    ranks // fits,
-                ),
-            ),
-        ),
-        event.time,
-    )
-
-
 def _bad_value(event: LogEvent) -> Cause:
     if event.field("heads"):
-        return _indivisible(event)
+        heads, ranks = int(number(event, "heads") or 1), int(number(event, "tp") or 1)
+        return indivisible(heads, ranks, (logged(event),), event.time)
     flag = event.field("flag").split("/")[-1].strip()
     missing = event.field("missing")
     why = event.field("why")

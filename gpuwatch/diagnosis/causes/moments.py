@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.causes.owners import foreign_unit
 from gpuwatch.diagnosis.causes.view import number, ruled_out
 from gpuwatch.diagnosis.finding import Evidence
 
@@ -30,6 +31,9 @@ ZONE_STEP = 30 * MINUTE
 """Nearly all time zones differ by a multiple of this."""
 YEARS = (365 * DAY, 366 * DAY)
 
+ASKED = 2 * MINUTE
+"""A server that was asked to end is killed after 30 s (Kubernetes) to 90 s (systemd) where it has not ended by then."""
+
 ENDS = (
     "engine_dead",
     "worker_dead",
@@ -50,14 +54,38 @@ def ends(view: View) -> tuple[LogEvent, ...]:
     return view.events(*ENDS)
 
 
+def asked(view: View, end: LogEvent) -> LogEvent | None:
+    """Return the line that tells that a server was asked to end before it did: Ctrl-C, SIGTERM, a supervisor.
+
+    The same words after the end are those of the server that puts away what is left.
+    """
+    run = view.run_of(end)
+    for said in view.events("shutdown"):
+        name = said.field("name")
+        if name and foreign_unit(name) and name != end.field("name"):
+            continue
+        gap = lag(said, end)
+        if said.source == end.source:
+            if view.run_of(said) is run and said.line < end.line and (gap is None or gap <= ASKED):
+                return said
+        elif gap is not None and 0 <= gap <= ASKED:
+            return said
+    return None
+
+
 def lag(cause: LogEvent, effect: LogEvent) -> int | None:
     """Return the milliseconds from one line to another, None where one of them has no date.
 
     A year that was guessed for a line without one may be another one: whole years are left out.
     """
-    if not cause.time or not effect.time:
+    return between(cause.time, effect.time)
+
+
+def between(cause: int, effect: int) -> int | None:
+    """Return the milliseconds from one time to another, as `lag` does; a time of 0 is none."""
+    if not cause or not effect:
         return None
-    gap = effect.time - cause.time
+    gap = effect - cause
     sign = -1 if gap < 0 else 1
     return min((gap, *(gap - sign * year for year in YEARS)), key=abs)
 
@@ -73,11 +101,19 @@ def together(cause: LogEvent, effect: LogEvent) -> bool | None:
     waited = 0.0
     if effect.event in ("nccl_timeout", "rpc_timeout"):
         waited = number(effect, "ms") or LONGEST_WAIT
+    return fits(gap, waited, zones=cause.source != effect.source)
+
+
+def fits(gap: int, waited: float = 0.0, *, zones: bool = True) -> bool | None:
+    """Whether a cause can lie so many milliseconds before its effect; None where two time zones may be the reason.
+
+    `waited` is how long the effect waited before it showed; `zones` says that the two times are of different files.
+    """
     if -SKEW <= gap <= CLOSE + waited:
         return True
     rest = abs(gap) % ZONE_STEP
     shifted = abs(gap) <= ZONES + SKEW and min(rest, ZONE_STEP - rest) <= SKEW
-    return None if shifted and cause.source != effect.source else False
+    return None if shifted and zones else False
 
 
 def related(cause: LogEvent, effects: Iterable[LogEvent]) -> bool | None:

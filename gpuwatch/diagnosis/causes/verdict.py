@@ -6,6 +6,7 @@ Each family looks at the whole incident and says what it found, on what evidence
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from gpuwatch.alerts.inhibitions import INHIBITIONS, Inhibition
@@ -22,19 +23,21 @@ from gpuwatch.diagnosis.causes import (
     launch,
     limits,
     model,
+    moments,
     pages,
     platform,
     pool,
     ranks,
     sglang_pool,
     sizing,
+    stalls,
     traffic,
     xids,
 )
 from gpuwatch.diagnosis.causes.ids import KINDS
 from gpuwatch.diagnosis.causes.later import WHILE_RUNNING
 from gpuwatch.diagnosis.causes.moments import ENDED
-from gpuwatch.diagnosis.causes.view import Cause, View
+from gpuwatch.diagnosis.causes.view import FRAMES_BEFORE, Cause, View
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER, Finding, NotEnough
 from gpuwatch.diagnosis.ranking import rank
 
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from gpuwatch.diagnosis.causes.incident import Incident
+    from gpuwatch.model import LogEvent
 
     Family = Callable[[View], Iterator[Cause | NotEnough]]
 
@@ -61,6 +65,7 @@ FAMILIES: tuple[Family, ...] = (
     collectives.shared_memory,
     collectives.hang,
     collectives.stuck,
+    stalls.standing,
     collectives.interconnect,
     collectives.unexplained,
     kills.host_kills,
@@ -78,6 +83,7 @@ FAMILIES: tuple[Family, ...] = (
     model.rope,
     model.quantised_cache,
     model.truncated,
+    heads.query_heads,
     heads.kv_heads,
     pool.storms,
     sglang_pool.retractions,
@@ -167,6 +173,26 @@ _CHAINS = (
     ("tp_imbalance", "kv_pool_undersized"),
     ("throttling", "tp_straggler"),
 )
+FAILED_START = frozenset(
+    {
+        "cudagraph_memory",
+        "driver_too_old",
+        "dtype_unsupported",
+        "flag_unknown",
+        "lora_memory",
+        "max_model_len_exceeds_kv",
+        "mm_profiling_memory",
+        "model_not_found",
+        "no_kv_blocks",
+        "port_in_use",
+        "rope_context",
+        "sampler_warmup_oom",
+        "spec_decode_memory",
+        "startup_gpu_shared",
+        "weights_oom",
+    }
+)
+"""Findings that keep an engine from starting."""
 CHAINS: tuple[Inhibition, ...] = tuple(Inhibition(cause, tuple(symptoms.split()), ()) for cause, symptoms in _CHAINS)
 """Which finding explains which in one incident, nearest cause first; the table of the alerts comes after it."""
 
@@ -239,7 +265,12 @@ def _rows(view: View, found: dict[str, Finding], apart: set[str]) -> list[Inhibi
         replace(
             row,
             symptoms=tuple(
-                each for each in row.symptoms if each in found and not _strangers(view, runs[row.cause], runs[each])
+                each
+                for each in row.symptoms
+                if each in found
+                and not _strangers(view, runs[row.cause], runs[each])
+                and not _of_two_logs(view, found[row.cause], found[each])
+                and not _of_two_cards(found[row.cause], found[each])
             ),
         )
         for row in rows
@@ -265,6 +296,29 @@ def _strangers(view: View, cause: set[tuple[str, int]], symptom: set[tuple[str, 
     """
     served = {(run.source, run.start) for run in view.runs if run.all("ready")}
     return bool({source for source, _ in cause} & {source for source, _ in symptom & served}) and not cause & symptom
+
+
+def _of_two_logs(view: View, cause: Finding, symptom: Finding) -> bool:
+    """Whether two findings are of two engine logs, and cannot be one incident.
+
+    A start that failed explains nothing of a server that served; an end has its cause shortly before it.
+    """
+    logs = {given.path for given in view.incident.inputs if given.kind == "engine_log"}
+    ours, theirs = ({item.source for item in each.evidence if item.line is not None} for each in (cause, symptom))
+    if not ours or not ours <= logs or ours & theirs or not theirs & logs:
+        return False
+    served = {run.source for run in view.runs if run.all("ready")}
+    if cause.id in FAILED_START and not ours & served and theirs & served:
+        return True
+    gap = moments.between(cause.since, symptom.since)
+    waited = moments.LONGEST_WAIT if symptom.id != "worker_died" else 0
+    return symptom.id in ENDED and gap is not None and moments.fits(gap, waited) is False
+
+
+def _of_two_cards(cause: Finding, symptom: Finding) -> bool:
+    """Whether two findings are each about one card, and not the same."""
+    cards = {cause.labels.get("gpu"), symptom.labels.get("gpu")}
+    return None not in cards and len(cards) > 1
 
 
 def _near(row: Inhibition) -> Inhibition:
@@ -300,9 +354,30 @@ def _without_labels() -> tuple[Inhibition, ...]:
 
 def _ended_without_a_cause(view: View, found: dict[str, Finding], lacking: dict[tuple[str, str], NotEnough]) -> None:
     """Say what is missing where an engine ended and nothing critical says why."""
-    ended = view.events("engine_dead", "engine_start_failed", "worker_stopped")
+    ended = [
+        event
+        for event in view.events("engine_dead", "engine_start_failed", "worker_stopped")
+        if moments.asked(view, event) is None
+    ]
     if ended and not any(finding.severity == "critical" or finding.id == "wsl" for finding in found.values()):
-        missing = (
-            "why the engine ended: the lines above this one, or dmesg, kubectl describe and nvidia-smi of that moment"
-        )
+        raised = _raised(view, ended[0])
+        missing = "the lines above this one, or dmesg, kubectl describe and nvidia-smi of that moment"
+        if raised is not None:
+            words = ": ".join(filter(None, (raised.field("type"), raised.field("text"))))
+            missing = (
+                f"its own error is none that is known here: {words} [{PurePath(raised.source).name}:{raised.line}]"
+            )
+        missing = f"why the engine ended: {missing}"
         lacking.setdefault(("worker_died", missing), NotEnough("worker_died", missing))
+
+
+def _raised(view: View, end: LogEvent) -> LogEvent | None:
+    """Return the exception with which an engine ended: the last one near its end, of its own process if known."""
+    run = view.run_of(end)
+    near = [
+        each
+        for each in view.events("exception")
+        if run.holds(each) and abs(each.line - end.line) <= FRAMES_BEFORE and moments.together(each, end) is not False
+    ]
+    own = [each for each in near if each.field("process") == end.field("process")]
+    return next(reversed(own or near), None)

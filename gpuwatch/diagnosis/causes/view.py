@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FRAMES_BEFORE = 400
 """Lines before an error in which the frames of its traceback are looked for; several ranks print theirs interleaved."""
+_ASIDE = ("traceback_step", "exception", "stats")
 _RANKED = re.compile(r"\.((?:DP|PP|PCP|TP|DCP|EP)\d+(?:_\w+)?)$")
 
 
@@ -180,7 +181,7 @@ class View:
         ]
         if near:
             return tuple(near)
-        logs = {other.source for other in self.incident.events if other.event not in ("traceback_step", "stats")}
+        logs = {other.source for other in self.incident.events if other.event not in _ASIDE}
         logs |= {fact.source for fact in self.incident.facts}
         return tuple(frame for frame in every if frame.source not in logs)
 

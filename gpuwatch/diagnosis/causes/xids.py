@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moments
 from gpuwatch.diagnosis.causes.hardware import BUS
+from gpuwatch.diagnosis.causes.owners import foreign_program, unnamed_program
 from gpuwatch.diagnosis.causes.view import Cause, advise, number, ruled_out, sampled
 from gpuwatch.diagnosis.explanation import Explanation, logged
+from gpuwatch.diagnosis.finding import Evidence
 from gpuwatch.diagnosis.xid_table import MEMORY, TABLE, is_hardware, is_repair, xid_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from gpuwatch.diagnosis.causes.view import View
-    from gpuwatch.diagnosis.finding import Evidence
+    from gpuwatch.diagnosis.causes.view import Sample, View
     from gpuwatch.model import LogEvent
 
 
@@ -62,18 +63,38 @@ def _hardware(view: View, hard: list[LogEvent]) -> Cause:
         evidence.append(ruled_out(f"the software: all {len(hard)} come from one card, {cards[0]}", hard[-1], len(hard)))
     evidence += _failing_rows(view)
     ends = moments.ends(view)
-    main = moments.nearest(hard, ends)[0] if ends else hard[0]
+    main = _main(hard, ends)
+    foreign = foreign_program(main)
     engine = view.events("nccl_timeout", "rpc_timeout", "cuda_error", "engine_dead")
-    evidence += [logged(event) for event in engine if moments.related(main, (event,)) is not False][:1]
-    evidence += [*moments.doubt(main, ends), *moments.elsewhere(main, ends)]
-    apart = moments.related(main, ends) is False
+    evidence += [logged(event) for event in engine if not foreign and moments.related(main, (event,)) is not False][:1]
+    evidence += [*moments.doubt(main, ends), *moments.elsewhere(main, ends), *_whose(main, ends)]
+    apart = foreign or moments.related(main, ends) is False
     return Cause(
         "xid_hardware",
         Explanation(f"The hardware of {where} fails. {told}.", 0.95, tuple(evidence), tuple(advice)),
         main.time,
-        severity=moments.milder(main, ends),
+        severity="warning" if foreign and ends else moments.milder(main, ends),
         apart=apart,
     )
+
+
+def _main(events: list[LogEvent], ends: Sequence[LogEvent]) -> LogEvent:
+    """Return the Xid that a finding is about: one that can be the engine's, near to an end."""
+    ordered = moments.nearest(events, ends) if ends else events
+    return min(ordered, key=foreign_program)
+
+
+def _whose(main: LogEvent, ends: Sequence[LogEvent]) -> list[Evidence]:
+    """Return what has to be said of the program that an Xid ended, where an engine ended as well."""
+    if not ends or moments.related(main, ends) is False:
+        return []
+    if foreign_program(main):
+        name, pid = main.field("name"), main.field("pid")
+        return [ruled_out(f"this as the cause of the engine's end: the driver names {name} (pid {pid})", main)]
+    if unnamed_program(main):
+        text = "Not ruled out: that it was another program's: the driver does not name the one that it ended"
+        return [Evidence(text, main.source, main.line, main.event)]
+    return []
 
 
 def _first_of_each(events: list[LogEvent]) -> list[LogEvent]:
@@ -86,10 +107,13 @@ def _first_of_each(events: list[LogEvent]) -> list[LogEvent]:
 def _ecc(view: View) -> Cause:
     events = view.events("ecc_error")
     rows = _failing_rows(view)
+    told = dict.fromkeys(each.text for each in rows if each.line is None)
     cause = (
         "GPU memory fails: CUDA met an uncorrectable ECC error."
         if events
-        else "GPU memory fails: rows had to be replaced again."
+        else f"GPU memory fails: {'; '.join(told)}."
+        if told
+        else "GPU memory fails: rows of it had to be replaced, or could not be."
     )
     others = view.events("rpc_timeout", "nccl_timeout", "engine_dead")
     evidence = [*(logged(event) for event in events[:1]), *rows, *(logged(event) for event in others[:1])]
@@ -109,27 +133,46 @@ def _ecc(view: View) -> Cause:
             ),
         ),
         events[0].time if events else 0,
+        labels=() if events else _one_card(view),
     )
 
 
 def _failing_rows(view: View) -> list[Evidence]:
-    """Return rows of memory that were remapped while somebody looked, or could not be."""
+    """Return rows of memory that were remapped while somebody looked, or could not be, and errors that were counted."""
     found = [
         logged(event)
         for event in view.events("rows_remapped")
         if (number(event, "now") or 0) > (number(event, "before") or 0) or event.field("failed").lower() == "yes"
     ]
-    found += [
-        sampled(each, "a remapped row waits for a reset")
-        for each in view.samples("gpu_row_remap_pending")
-        if each.value == 1
-    ]
-    found += [
-        sampled(each, "a row could not be remapped") for each in view.samples("gpu_row_remap_failed") if each.value == 1
-    ]
+    failed = [each for each in view.samples("gpu_row_remap_failed") if each.value == 1]
+    pending = [each for each in view.samples("gpu_row_remap_pending") if each.value == 1]
     uncorrected = [each for each in view.samples("gpu_ecc_errors_total", type="uncorrected") if each.value > 0]
-    found += [sampled(each, f"{each.value:.0f} uncorrected ECC errors") for each in uncorrected]
+    found += [sampled(each, f"a row of {_card(view, each)} could not be remapped") for each in failed]
+    found += [sampled(each, f"a remapped row of {_card(view, each)} waits for a reset") for each in pending]
+    found += [
+        sampled(
+            each, f"{_card(view, each)} counts {each.value:.0f} uncorrected ECC error{'s' if each.value > 1 else ''}"
+        )
+        for each in uncorrected
+    ]
     return found[:3]
+
+
+def _one_card(view: View) -> tuple[tuple[str, str], ...]:
+    """Return the label of the card whose counters tell of failing memory, where it is a single one."""
+    names = ("gpu_row_remap_failed", "gpu_row_remap_pending")
+    samples = [each for name in names for each in view.samples(name)]
+    samples += view.samples("gpu_ecc_errors_total", type="uncorrected")
+    cards = {each.labels.get("gpu", "") for each in samples if each.value > 0}
+    return (("gpu", cards.pop()),) if len(cards) == 1 else ()
+
+
+def _card(view: View, sample: Sample) -> str:
+    """Return the card of a sample by its number, and by its address where it is known."""
+    gpu = sample.labels.get("gpu", "")
+    named = (each for each in view.samples("gpu_info", gpu=gpu) if each.path == sample.path)
+    address = next((bus for each in named if (bus := each.labels.get("pci_bus_id", ""))), "")
+    return f"GPU {gpu}" + (f" ({address})" if address else "")
 
 
 def _software(view: View, soft: list[LogEvent]) -> Cause:
@@ -137,10 +180,10 @@ def _software(view: View, soft: list[LogEvent]) -> Cause:
     ends = moments.ends(view)
     repairs = [event for event in soft if is_repair(event.field("code"))]
     programs = [event for event in soft if not is_repair(event.field("code"))]
-    main = moments.nearest(programs or repairs, ends)[0] if ends else (programs or repairs)[0]
+    main = _main(programs or repairs, ends)
     found = _failed(programs, repairs) if programs else _repaired(repairs)
-    evidence = (*found.evidence, *moments.doubt(main, ends), *moments.elsewhere(main, ends))
-    apart = moments.related(main, ends) is False
+    evidence = (*found.evidence, *moments.doubt(main, ends), *moments.elsewhere(main, ends), *_whose(main, ends))
+    apart = foreign_program(main) or moments.related(main, ends) is False
     return Cause("xid_software", replace(found, evidence=evidence), main.time, apart=apart)
 
 

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
+from gpuwatch.engines.log_prefixes import time_of
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from gpuwatch.model import LogEvent
 
 MARKS = ("Image:", "image:", '"image":')
+"""What a text about containers holds."""
+ENDS = ("Finished:", "finishedAt", "FinishedAt")
+"""What a text holds that tells when a container ended."""
 _ENGINE = re.compile(r"vllm|sglang|launch_server|\bllm\b|inference", re.IGNORECASE)
 _HEADING = re.compile(r"^(?P<indent> +)(?P<name>[a-z0-9][\w.-]*):\s*$")
 _ITEM = re.compile(r"^(?P<indent> *)- (?=\S)")
@@ -23,12 +29,19 @@ _OBJECT = re.compile(r"^(?P<indent> *)\{\s*$")
 _KEY = re.compile(r"^ *\"?(?P<key>[\w. -]+?)\"?: *\"?(?P<value>[^\",]*)\"?,?\s*$")
 _LIMITS = re.compile(r"^ *\"?[Ll]imits\"?:")
 _MEMORY = re.compile(r"^ *\"?memory\"?: *\"?(?P<size>\d+(?:\.\d+)?(?:[KMGT]i?)?)\"?,?\s*$")
+_GPUS = re.compile(r"^ *\"?nvidia\.com/[\w.-]+\"?: *\"?[1-9]\d*\"?,?\s*$")
+_INIT = re.compile(r"^ *\"?(?:Init Containers|initContainers|initContainerStatuses)\"?:")
+_WAITS = re.compile(r"PodInitializing|\bInit:\d|\bInit:(?:OOMKilled|CrashLoopBackOff|Error)\b")
+_FINISHED = re.compile(r"^ *\"?(?:Finished|[fF]inishedAt)\"?: *\"?(?P<date>[^\"]+?)\"?,?\s*$")
 _COMMANDS = re.compile(r"vllm serve|launch_server|api_server|\"serve\"", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One mention of a container: the lines `start` to before `end`, its image, its memory limit as it is written."""
+    """One mention of a container: the lines `start` to before `end`, its image, its memory limit as it is written.
+
+    `command` says that it runs an engine's command, `gpus` that it was given GPUs, `init` that it is an init container.
+    """
 
     name: str
     image: str
@@ -36,11 +49,14 @@ class Container:
     end: int
     limit: str = ""
     command: bool = False
+    gpus: bool = False
+    init: bool = False
 
     @property
     def engine(self) -> bool:
-        """Whether name, image or command are those of an inference engine."""
-        return self.command or _ENGINE.search(f"{self.name} {self.image}") is not None
+        """Whether name, image or command are those of an inference engine, or it has GPUs, and works for long."""
+        named = self.command or self.gpus or _ENGINE.search(f"{self.name} {self.image}") is not None
+        return named and not self.init
 
 
 def read_containers(lines: Sequence[tuple[int, str]]) -> list[Container]:
@@ -54,7 +70,8 @@ def read_containers(lines: Sequence[tuple[int, str]]) -> list[Container]:
             block = _block(lines, at, len(opened["indent"]))
             container = _container(block, opened.groupdict().get("name") or "", len(opened["indent"]) + shift)
             if container is not None:
-                found.append(container)
+                init = _INIT.match(_section(lines, at, len(opened["indent"]))) is not None
+                found.append(replace(container, init=init))
     return found
 
 
@@ -64,6 +81,16 @@ def _block(lines: Sequence[tuple[int, str]], at: int, indent: int) -> Sequence[t
     while end < len(lines) and (not lines[end][1].strip() or _indent(lines[end][1]) > indent):
         end += 1
     return lines[at:end]
+
+
+def _section(lines: Sequence[tuple[int, str]], at: int, indent: int) -> str:
+    """Return the line that heads the list in which a block stands; YAML may write it no further out than its items."""
+    item = lines[at][1].lstrip().startswith("- ")
+    for place in range(at - 1, -1, -1):
+        text = lines[place][1]
+        if text.strip() and (_indent(text) < indent or (item and _indent(text) == indent and text[indent] != "-")):
+            return text
+    return ""
 
 
 def _indent(text: str) -> int:
@@ -80,7 +107,8 @@ def _container(block: Sequence[tuple[int, str]], name: str, least: int) -> Conta
     if not name or not keys.get("image"):
         return None
     command = any(_COMMANDS.search(text) for _, text in block)
-    return Container(name, keys["image"], block[0][0], block[-1][0] + 1, _limit(block), command)
+    gpus = any(_GPUS.match(text) for _, text in block)
+    return Container(name, keys["image"], block[0][0], block[-1][0] + 1, _limit(block), command, gpus)
 
 
 class _Key:
@@ -102,13 +130,17 @@ def _limit(block: Sequence[tuple[int, str]]) -> str:
     return ""
 
 
-def attributed(events: Iterable[LogEvent], containers: Sequence[Container]) -> list[LogEvent]:
+def attributed(
+    events: Iterable[LogEvent], containers: Sequence[Container], lines: Sequence[tuple[int, str]] = ()
+) -> list[LogEvent]:
     """Return events with the container whose lines they stand in: its name, its memory limit, whether it is an engine.
 
-    That a container is none is said (``no``) only where another one of the same text is.
+    That a container is none is said (``no``) only where another one of the same text is; ``init`` is ``waits`` for an
+    init container for which the others still wait. `lines` are those of the text.
     """
     engines = {container.name for container in containers if container.engine}
     limits = {container.name: container.limit for container in containers if container.limit}
+    waits = any(_WAITS.search(text) for _, text in lines)
     found = []
     for event in events:
         inside = [container for container in containers if container.start <= event.line < container.end]
@@ -116,7 +148,44 @@ def attributed(events: Iterable[LogEvent], containers: Sequence[Container]) -> l
             name = inside[-1].name
             fields = [("container", name), ("limit", limits.get(name, ""))]
             fields.append(("engine", "yes" if name in engines else "no" if engines else ""))
+            fields.append(("init", "waits" if inside[-1].init and waits else ""))
             found.append(replace(event, fields=(*event.fields, *(pair for pair in fields if pair[1]))))
         else:
             found.append(event)
     return found
+
+
+def dated(events: Iterable[LogEvent], lines: Sequence[tuple[int, str]], names: Collection[str]) -> list[LogEvent]:
+    """Return events, those of some names with the time at which the state in which they stand ended.
+
+    A line of kubectl has no time of its own: ``Last State`` may be of another week.
+    """
+    found = []
+    for event in events:
+        known = event.time == 0 and event.event in names and 0 < event.line <= len(lines)
+        found.append(replace(event, time=_finished(lines, event.line - 1)) if known else event)
+    return found
+
+
+def _finished(lines: Sequence[tuple[int, str]], at: int) -> int:
+    """Return the milliseconds of the end that is told among the keys beside a line; 0 where none is."""
+    indent = _indent(lines[at][1])
+    beside: list[str] = []
+    for way in (range(at + 1, len(lines)), range(at - 1, -1, -1)):
+        for other in way:
+            if not lines[other][1].strip() or _indent(lines[other][1]) < indent:
+                break
+            if _indent(lines[other][1]) == indent:
+                beside.append(lines[other][1])
+    for text in beside:
+        told = _FINISHED.match(text)
+        if told is not None:
+            return _millis(told["date"])
+    return 0
+
+
+def _millis(date: str) -> int:
+    try:
+        return round(parsedate_to_datetime(date).timestamp() * 1000)
+    except (TypeError, ValueError, IndexError):
+        return time_of(date, 0) or 0

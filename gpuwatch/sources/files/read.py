@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuwatch.engines.log_text import clean
+from gpuwatch.engines.stack_log import RAISED
 from gpuwatch.sources.files import commands, containers, model_config, smi_csv, smi_query, smi_table
 from gpuwatch.sources.files.book import FileBook
 from gpuwatch.sources.files.opening import HEAD, UnreadableError, open_input
@@ -184,10 +185,11 @@ def _read(opened: Opened, near: int, progress: Callable[[int, int], None] | None
 
 
 def _attributed(events: list[LogEvent], top: Text) -> list[LogEvent]:
-    """Return events with the container that they are about, where the text is one about containers."""
-    if not any(event.event in _OF_CONTAINERS for event in events) or not top.has(containers.MARKS):
+    """Return events with the container that they are about and its end, where the text is one about containers."""
+    if not any(event.event in _OF_CONTAINERS for event in events) or not top.has((*containers.MARKS, *containers.ENDS)):
         return events
-    return containers.attributed(events, containers.read_containers(top.lines))
+    found = containers.dated(events, top.lines, _OF_CONTAINERS)
+    return containers.attributed(found, containers.read_containers(top.lines), top.lines)
 
 
 def _count(book: FileBook, name: str, group: Group) -> None:
@@ -258,6 +260,6 @@ def _kind(head: bytes, groups: Mapping[str, Group], book: FileBook, found: Found
         ("kubernetes", _KUBERNETES.search(head) is not None),
         (found.kinds[0] if found.kinds else "", bool(found.kinds)),
         ("engine_log", events),
-        ("host", bool(groups)),
+        ("host", any(group.pattern.event != RAISED for group in groups.values())),
     )
     return next((kind for kind, holds in choices if holds), "unknown"), engine

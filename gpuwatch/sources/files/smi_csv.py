@@ -203,6 +203,9 @@ class CsvReader:
             value = number(row.get(column, ""))
             if value is not None:
                 self._found.samples.add(f"gpu_{name}", value * factor, time, gpu=row["gpu"])
+        if row.get("tviol") in ("0", "1"):
+            held = float(row["tviol"])
+            self._found.samples.add("gpu_clocks_event_active", held, time, gpu=row["gpu"], reason="thermal")
 
 
 def is_heading(text: str) -> bool:

@@ -13,6 +13,7 @@ from gpuwatch.engines.log_prefixes import Prefix, strip_prefix, time_of
 from gpuwatch.engines.log_text import clean, leaves_open, limit, redact
 from gpuwatch.engines.logs import Match, classify, facts_of, settle
 from gpuwatch.engines.sizes import bytes_of
+from gpuwatch.engines.stack_log import RAISED
 from gpuwatch.model import Fact, LogEvent, LogLine
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ class LogBook:
         if not pattern.event:
             return ""
         if pattern.kind == "note":
-            if not past and len(taken.events) < _MAX_EVENTS:
+            # The text of an exception may hold a prompt, and events are recorded.
+            if not past and pattern.event != RAISED and len(taken.events) < _MAX_EVENTS:
                 taken.events.append(self._event(seen))
             return ""
         shown = limit(redact(seen.text), _FIELD)

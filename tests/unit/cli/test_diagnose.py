@@ -211,6 +211,10 @@ def test_markdown_of_hostile_lines_keeps_its_fences(capsys, tmp_path):
         ("VLLM::EngineCore, c10::cuda, at::add, torch::5d", "VLLM::EngineCore, c10::cuda, at::add, torch::5d"),
         ("https://u:pw@h.acme.com:8443/x", "https://<redacted>@<host>:8443/x"),
         ("postgres://u:p@[2001:db8::1]:5432/", "postgres://<redacted>@<host>:5432/"),
+        ("from /scratch/alice/x and /mnt/users/bob/y", "from /scratch/<user>/x and /mnt/users/<user>/y"),
+        ("author: dave, user_id: dave, user_id=17", "author: <user>, user_id: <user>, user_id=17"),
+        ("--api-key abcdefgh ijklmnop user_id: dave", "--api-key <redacted> user_id: <user>"),
+        ("xoxb" + "-123456789012-abcdef", "<redacted>"),
     ],
 )
 def test_what_is_nobodys_business_is_cut_out_and_the_rest_stays(text, shown):

@@ -13,6 +13,7 @@ from tests.unit.diagnosis.incidents import Verdict
 LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 KILLED = (LOGS / "vllm_0_31_0_killed.log").read_text()
 """Its engine is gone on the 29th of November at 15:47:27."""
+TOO_LONG = (LOGS / "vllm_0_31_0_too_long.log").read_text()
 HEALTHY = (LOGS / "vllm_0_31_0_healthy.log").read_text()
 REFUSED = (LOGS / "vllm_0_31_0_port_in_use.log").read_text()
 HOURS = 3_600_000
@@ -204,3 +205,47 @@ class TestLaterStart:
         finding = judged(tmp_path, log=KILLED + HEALTHY)["worker_died"]
         assert finding.severity == "critical"
         assert "A later start serves" in finding.cause
+
+    def test_a_start_of_another_log_that_serves_later_ends_a_failure_of_the_same_model(self, tmp_path):
+        served = HEALTHY.replace("tiny", "tiny-long").replace("11-29 15:", "11-29 16:")
+        finding = judged(tmp_path, a=TOO_LONG, b=served)["max_model_len_exceeds_kv"]
+        assert finding.severity == "warning"
+        assert "A later start serves, in another file: this one is over." in finding.cause
+
+    def test_a_start_of_another_model_in_another_log_is_not_ruled_out_to_be_the_same_server(self, tmp_path):
+        verdict = judged(tmp_path, a=TOO_LONG, b=HEALTHY.replace("11-29 15:", "11-29 16:"))
+        assert verdict["max_model_len_exceeds_kv"].severity == "critical"
+        assert "Not ruled out: that this is over" in verdict.said("max_model_len_exceeds_kv")
+
+    def test_an_earlier_start_of_another_log_ends_nothing(self, tmp_path):
+        verdict = judged(tmp_path, a=TOO_LONG, b=HEALTHY.replace("tiny", "tiny-long").replace("11-29 15:", "11-29 14:"))
+        assert verdict["max_model_len_exceeds_kv"].severity == "critical"
+        assert "later start" not in verdict.said("max_model_len_exceeds_kv")
+
+    def test_a_fault_of_the_hardware_is_not_over_because_a_server_starts_again(self, tmp_path):
+        verdict = judged(tmp_path, dmesg=bus("Nov 29 14:47:20"), b=HEALTHY)
+        assert verdict["xid_hardware"].severity == "critical"
+
+
+class TestTwoLogs:
+    """KILLED served, and died at 15:47:27."""
+
+    @pytest.mark.parametrize("name", ["port_in_use", "too_long"])
+    def test_a_start_that_failed_in_another_log_explains_no_death_of_a_server_that_served(self, tmp_path, name):
+        failed = (LOGS / f"vllm_0_31_0_{name}.log").read_text()
+        assert judged(tmp_path, a=failed, b=KILLED)["worker_died"].caused_by is None
+
+    OOM = (
+        "(APIServer pid=8) INFO 11-29 15:30:50 [api_server.py:1896] vLLM API server version 0.31.0\n"
+        "(APIServer pid=8) INFO:     Application startup complete.\n"
+        "(EngineCore pid=9) ERROR 11-29 {when} [core.py:710] torch.OutOfMemoryError: CUDA out of memory. Tried to "
+        "allocate 3.00 GiB. GPU 0 has a total capacity of 79.00 GiB of which 1.00 GiB is free.\n"
+    )
+
+    @pytest.mark.parametrize(
+        ("when", "cause"), [("15:47:20", "gpu_out_of_memory"), ("15:52:20", None), ("12:10:20", None)]
+    )
+    def test_an_error_of_another_log_explains_a_death_shortly_after_it(self, tmp_path, when, cause):
+        verdict = judged(tmp_path, a=self.OOM.format(when=when), b=KILLED)
+        (memory,) = [each for each in verdict.ids if each in ("gpu_out_of_memory", "prefill_activation_oom")]
+        assert verdict["worker_died"].caused_by == (cause and memory)

@@ -101,7 +101,7 @@ def test_no_key_token_or_password_gets_through(line):
 
 @pytest.mark.parametrize(
     "secret",
-    ["hf_" + "a1B2" * 8, "sk-" + "proj-" + "x9" * 12, "ghp_" + "a" * 36, "AKIA" + "ABCDEFGH12345678", "eyJhbGciOiJI.eyJzdWIiOiIx.abc"],
+    ["hf_" + "a1B2" * 8, "sk-" + "proj-" + "x9" * 12, "ghp_" + "a" * 36, "xoxp-" + "12" * 8, "github_pat_" + "1A" * 12, "AKIA" + "ABCDEFGH12345678", "eyJhbGciOiJI.eyJzdWIiOiIx.abc"],
 )  # fmt: skip
 def test_known_shapes_of_tokens_are_cut_wherever_they_stand(secret):
     assert redact(f"using {secret} now") == "using <redacted> now"

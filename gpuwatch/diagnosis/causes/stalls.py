@@ -1,0 +1,79 @@
+"""Engines that stand still while requests run, as their statistics tell it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuwatch.diagnosis.causes.course import courses, ends
+from gpuwatch.diagnosis.causes.view import Cause, advise, ruled_out
+from gpuwatch.diagnosis.explanation import Explanation, count
+from gpuwatch.diagnosis.finding import NotEnough
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuwatch.diagnosis.causes.course import Course, Point
+    from gpuwatch.diagnosis.causes.view import View
+
+LEAST_POINTS = 3
+LEAST_SECONDS = 60.0
+"""One long prefill counts no token before it is done, and takes up to some ten seconds."""
+APART = 120.0
+"""Between lines further apart than this others may have been left out."""
+
+
+def standing(view: View) -> Iterator[Cause | NotEnough]:
+    """Judge statistics with running requests, no token read or written, and a pool that neither fills nor empties."""
+    found = [(course, points) for course in courses(view) if (points := _longest(course))]
+    if not found:
+        return
+    course, points = max(found, key=lambda pair: pair[0].seconds(pair[1][0], pair[1][-1]))
+    first, last = points[0], points[-1]
+    over = course.points[-1] is not last
+    waiting = f" and {count(last.waiting)} wait" if last.waiting else ""
+    pool = f"{last.pool:.1%}" if last.pool is not None else "the same share"
+    yield Cause(
+        "engine_stalled",
+        Explanation(
+            f"The engine stood still for {count(course.seconds(first, last))} s: {count(last.running)} requests "
+            f"run{waiting}, not one token was read or written, and the KV pool stays at {pool}."
+            + (" It went on afterwards." if over else ""),
+            0.75,
+            (
+                *ends(points),
+                ruled_out("a prefill in chunks, however long: it fills the pool", last.event),
+            ),
+            (
+                advise("where does it stand: py-spy dump --pid of the engine core and each worker, before a restart"),
+                advise("look for an Xid at that time: dmesg -T | grep -i xid"),
+            ),
+        ),
+        first.event.time,
+        severity="warning" if over else None,
+    )
+    if course.run.tp > 1 and not view.events("nccl_timeout"):
+        yield NotEnough(
+            "nccl_hang",
+            "nvidia-smi of that time: ranks that wait for each other are busy at little power, a rank that has not "
+            "come is idle",
+        )
+
+
+def _longest(course: Course) -> list[Point]:
+    """Return the longest stretch of points at which an engine stood still; nothing where none lasted."""
+    stretches: list[list[Point]] = []
+    before: Point | None = None
+    for point in course.points:
+        still = point.running > 0 and point.prompt == 0 and point.generated == 0
+        if still and before is not None and _same(course, before, point):
+            stretches[-1].append(point)
+        elif still:
+            stretches.append([point])
+        before = point if still else None
+    lasting = [each for each in stretches if len(each) >= LEAST_POINTS]
+    best = max(lasting, key=lambda each: course.seconds(each[0], each[-1]), default=[])
+    return best if best and course.seconds(best[0], best[-1]) >= LEAST_SECONDS else []
+
+
+def _same(course: Course, one: Point, other: Point) -> bool:
+    return (one.running, one.pool) == (other.running, other.pool) and course.seconds(one, other) <= APART
