@@ -106,21 +106,26 @@ class Presence:
         self._refreshed: int | None = None
         self._first: int | None = None
 
-    def refresh(self, time: int) -> None:
-        """Look up the live series at `time` (milliseconds), at first always, later every five seconds."""
+    def refresh(self, time: int) -> bool:
+        """Look up the live series at `time` (milliseconds), at first always, later every five seconds.
+
+        Returns:
+            Whether what a rule lacks may have changed.
+        """
         self._first = time if self._first is None else self._first
         eager = 0 <= time - self._first < EAGER_MS
         if not eager and self._refreshed is not None and 0 <= time - self._refreshed < REFRESH_MS:
-            return
+            return False
         self._refreshed = time
         changed = [self._look_up(name, time) for name in self._names]
         if not any([self._look_up_sources(time), self._look_up_unseen(time), *changed]):
-            return
+            return False
         self._servers = self._known_servers()
         self._missing = {
             id(rule): self._lacking(needs, kinds)
             for rule, needs, kinds in zip(self._rules, self._needs, self._kinds, strict=True)
         }
+        return True
 
     def missing(self, rule: AlertRule) -> tuple[Missing, ...]:
         """Return what `rule` lacked at the last refresh; empty when it can judge everything that is there."""

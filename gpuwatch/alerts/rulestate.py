@@ -95,10 +95,15 @@ class RuleStates:
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
         self._told: tuple[RuleState, ...] = ()
+        self._quiet = False
 
     def after(self, time: int, tasks: Sequence[Task], alerts: Sequence[Alert]) -> tuple[RuleState, ...]:
         """Return the state of every rule; the same object for as long as nothing in it changes."""
-        self._presence.refresh(time)
+        changed = self._presence.refresh(time)
+        quiet = not any(task.active or task.error for task in tasks)
+        if quiet and self._quiet and not changed:
+            return self._told
+        self._quiet = quiet
         inhibited = {alert.labels for alert in alerts if alert.inhibited_by and alert.state == "firing"}
         states = tuple([self._state(task, inhibited) for task in tasks])
         if len(states) != len(self._told) or any(map(is_not, states, self._told)):

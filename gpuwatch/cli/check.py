@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch.cli import NOTHING, UsageError, attaching, fleet, watching
 from gpuwatch.config import Config
+from gpuwatch.footprint import import_without_tls, use_one_arena
 from gpuwatch.model import Reason, label
 from gpuwatch.snapshot import SourceState
 
@@ -77,6 +78,8 @@ class Seen:
 def run(args: argparse.Namespace) -> int:
     """Watch, print, and return the exit code."""
     config = watching.config_of(args)
+    use_one_arena()
+    import_without_tls("http.client")
     keep = watching.keep_of(args)
     if args.seconds is not None and not 1 <= args.seconds <= MAX_SECONDS:
         raise UsageError(f"--for is {args.seconds:g}; allowed: 1 to {MAX_SECONDS:g} seconds")

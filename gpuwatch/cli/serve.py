@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.cli import FINE, INTERRUPTED, UsageError, watching
 from gpuwatch.cli.signals import Signals
+from gpuwatch.footprint import import_without_tls, use_one_arena
 
 if TYPE_CHECKING:
     import argparse
@@ -55,7 +56,11 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     watching.keep_of(args)
     sys.setswitchinterval(SWITCH_SECONDS)
-    service = Service(args, config_of(args))
+    config = config_of(args)
+    use_one_arena()
+    # A web configuration may ask for TLS at any time.
+    import_without_tls("http.client", *(() if config.serve.web_config else ("asyncio",)))
+    service = Service(args, config)
     with Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         try:
             service.start()
@@ -205,7 +210,7 @@ def _check_next(serve: ServeConfig, running: ServeConfig) -> None:
     """
     from gpuwatch.config_endpoints import endpoint_url  # noqa: PLC0415  # loaded by then
     from gpuwatch.exporter import listen  # noqa: PLC0415  # same
-    from gpuwatch.exporter.server import check_web_config  # noqa: PLC0415  # same
+    from gpuwatch.exporter.prepared import check_web_config  # noqa: PLC0415  # same
 
     listen.parse(serve.listen)
     if serve.web_config and serve.web_config != running.web_config:

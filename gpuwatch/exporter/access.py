@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 from collections import OrderedDict
 from typing import TYPE_CHECKING
@@ -63,6 +61,9 @@ class Passwords:
         return right
 
     def _digest(self, user: str, password: str) -> bytes:
+        import hashlib  # noqa: PLC0415  # OpenSSL is behind it, for those who have users
+        import hmac  # noqa: PLC0415  # as above
+
         text = f"{len(user)}:{user}:{self._users.get(user, '')}:{password}"
         return hmac.new(self._key, text.encode(), hashlib.sha256).digest()
 

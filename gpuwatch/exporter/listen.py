@@ -40,7 +40,9 @@ def bind(text: str) -> socket.socket:
             return _open(socket.AF_INET6, ("::", port), both=True)
         host = "0.0.0.0"  # noqa: S104  # the user asked for all interfaces, and this machine has no IPv6
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        # A name given as bytes does not make Python load its tables of international names (1 MiB).
+        name = host.encode() if host.isascii() else host
+        family, _, _, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return _open(family, address)
     except (socket.gaierror, UnicodeError):
         raise ConfigError(f"listen {text}: the name {host!r} cannot be resolved") from None

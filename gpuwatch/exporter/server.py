@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gpuwatch.config import ConfigError
-from gpuwatch.exporter import listen, tls
+from gpuwatch.exporter import listen
 from gpuwatch.exporter.accept import Acceptor
 from gpuwatch.exporter.access import Bucket, Passwords
 from gpuwatch.exporter.http_message import (
@@ -27,6 +27,7 @@ from gpuwatch.exporter.http_message import (
     refused,
     write,
 )
+from gpuwatch.exporter.prepared import Prepared, built
 from gpuwatch.exporter.webconfig import WebConfig, load_web_config
 
 if TYPE_CHECKING:
@@ -67,33 +68,6 @@ class Limits:
 
 
 _LIMITS = Limits()
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A web configuration that was read and found to be good, and what its files looked like then."""
-
-    web: WebConfig
-    context: ssl.SSLContext | None
-    passwords: Passwords
-    seen: object
-
-
-def check_web_config(path: str) -> None:
-    """Read a web configuration and all it names, as a server does that is started with it.
-
-    Raises:
-        ConfigError: It cannot be used.
-    """
-    _built(path, None, load_web_config(path))
-
-
-def _built(path: str, seen: object, web: WebConfig) -> Prepared:
-    try:
-        context = tls.make_context(web.tls) if web.tls is not None else None
-        return Prepared(web, context, Passwords(web.users), seen)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 class Server:
@@ -193,7 +167,7 @@ class Server:
 
     def _prepare(self) -> Prepared:
         """Read the web configuration and all it names."""
-        return _built(self._web_path, *self._read())
+        return built(self._web_path, *self._read())
 
     def _read(self) -> tuple[object, WebConfig]:
         """Return the signature of the web configuration, taken before what it names is read, and what it says."""
@@ -206,9 +180,12 @@ class Server:
         self._watched = web.tls
         self._context, self._passwords, self._seen = prepared.context, prepared.passwords, prepared.seen
         self._bucket = Bucket(web.rate, time.monotonic())
-        warning = tls.expiry_warning(web.tls, time.time()) if web.tls is not None else ""
-        if warning:
-            log.error("%s", warning)
+        if web.tls is not None:
+            from gpuwatch.exporter.tls import expiry_warning  # noqa: PLC0415  # as in `built`
+
+            warning = expiry_warning(web.tls, time.time())
+            if warning:
+                log.error("%s", warning)
 
     def _signature(self, settings: TlsConfig | None) -> object:
         """Return what changes when the web configuration, or a file that `settings` name, is written or replaced."""
@@ -230,7 +207,7 @@ class Server:
             try:
                 seen, web = self._read()
                 self._watched = web.tls
-                self._use(_built(self._web_path, seen, web))
+                self._use(built(self._web_path, seen, web))
             except (ConfigError, OSError) as error:
                 log.error("%s; the web configuration before it stays in force", error)  # noqa: TRY400  # one line, no traceback
                 self._seen = seen
@@ -285,8 +262,11 @@ class Server:
         """Return why a request is not answered, before anybody looks at what it asks for."""
         if not self._bucket.take(time.monotonic()):
             return refused(429, "too many requests")
-        if self._web.tls is not None and not tls.allowed_client(peer, self._web.tls.allowed_sans):  # type: ignore[arg-type]  # as `ssl` gives it
-            return refused(403, "the certificate has none of the names that are allowed")
+        if self._web.tls is not None:
+            from gpuwatch.exporter.tls import allowed_client  # noqa: PLC0415  # as in `built`
+
+            if not allowed_client(peer, self._web.tls.allowed_sans):  # type: ignore[arg-type]  # as `ssl` gives it
+                return refused(403, "the certificate has none of the names that are allowed")
         wrong_host = host_refusal(request.host, local=self._local, names=self._names)
         if wrong_host:
             return refused(421, wrong_host)

@@ -37,7 +37,8 @@ class Verdicts:
     """Writes what one pipeline finds into its recording."""
 
     def __init__(self, rules: RuleSet) -> None:
-        self._rules = digest(rules)
+        self._rules = rules
+        self._digest = ""
         self._states: dict[Any, str] = {}
         self._not_enough: tuple[NotEnough, ...] | None = None
         self._written: int | None = None
@@ -53,7 +54,8 @@ class Verdicts:
         late = bool(states) and self._written is not None and not 0 <= time - self._written < REFRESH_MS
         if not first and not late and states == self._states and not_enough == self._not_enough:
             return
-        line: dict[str, Any] = {"by": __version__, "rules": self._rules, "findings": [_plain(one) for one in shown]}
+        self._digest = self._digest or digest(self._rules)
+        line: dict[str, Any] = {"by": __version__, "rules": self._digest, "findings": [_plain(one) for one in shown]}
         if first or not_enough != self._not_enough:
             line["not_enough"] = [asdict(item) for item in not_enough]
         writer.found(time, line)

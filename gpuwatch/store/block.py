@@ -27,6 +27,9 @@ _SLACK = 8
 _ROOM = 5
 """Columns beyond the capacity, as one part in this many: the block is moved once per so many writes."""
 
+_FIRST_COLUMNS = 64
+"""Columns of a new block. It doubles until it is as wide as it may be: every row begins on memory of its own."""
+
 _MOST_FOUND = 1024
 """Positions that are remembered between two writes."""
 
@@ -34,10 +37,10 @@ _MOST_FOUND = 1024
 class Block:
     """The samples of one target.
 
-    `data` (rows, columns) and `times` (milliseconds) have room for more than `capacity` columns; when it is used up,
-    the newest columns move to the front. So any run of columns is one contiguous slice. `start` and `stop` bound the
-    columns that are valid. A column is complete: a row that did not get a value in it holds the stale marker if the
-    series has ended, or the hole if it had not begun. A hole therefore never follows a value.
+    `data` (rows, columns) and `times` (milliseconds) grow until they have room for more than `capacity` columns; when
+    that is used up, the newest columns move to the front. So any run of columns is one contiguous slice. `start` and
+    `stop` bound the columns that are valid. A column is complete: a row that did not get a value in it holds the stale
+    marker if the series has ended, or the hole if it had not begun. A hole therefore never follows a value.
     """
 
     __slots__ = (
@@ -47,6 +50,7 @@ class Block:
         "_free",
         "_layout",
         "_pick",
+        "_widest",
         "by_name",
         "capacity",
         "data",
@@ -66,7 +70,8 @@ class Block:
         self.target = target
         self.capacity = capacity
         self.version = 0
-        self.times = np.zeros(capacity + max(1, capacity // _ROOM), dtype=np.int64)
+        self._widest = capacity + max(1, capacity // _ROOM)
+        self.times = np.zeros(min(self._widest, _FIRST_COLUMNS), dtype=np.int64)
         self.data: NDArray[np.float64] = np.empty((0, len(self.times)))
         self._bits = self.data.view(np.uint64)
         self.start = self.stop = 0
@@ -206,13 +211,23 @@ class Block:
 
     def _put(self, time: int, column: NDArray[np.float64]) -> None:
         if self.stop == len(self.times):
-            self._move_to_front()
+            if self.stop < self._widest:
+                self._widen()
+            else:
+                self._move_to_front()
         self.data[: len(column), self.stop] = column
         self.times[self.stop] = time
         self.stop += 1
         self.start = max(self.start, self.stop - self.capacity)
         self.version += 1
         self._found.clear()
+
+    def _widen(self) -> None:
+        """Double the number of columns, up to the most there may be."""
+        times = np.zeros(min(self._widest, 2 * self.stop), dtype=np.int64)
+        times[: self.stop] = self.times
+        self.times = times
+        self._rebuild(len(self.data), range(len(self.labels)))
 
     def _move_to_front(self) -> None:
         """Make room behind the newest columns; the oldest of a full block is left behind."""

@@ -13,7 +13,10 @@ PACKAGE = ROOT / "gpuwatch"
 
 # Each layer may import from itself and from the layers before it; parts in one tuple never import each other.
 LAYERS = (
-    ("model", "clock", "config", "config_checks", "config_endpoints", "config_serve", "series", "units", "__init__"),
+    (
+        *("model", "clock", "config", "config_checks", "config_endpoints", "config_serve"),
+        *("series", "units", "footprint", "__init__"),
+    ),
     ("engines", "recording"),
     ("ledger",),
     ("sources", "store"),

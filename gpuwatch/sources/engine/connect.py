@@ -7,7 +7,6 @@ import http.client
 import ipaddress
 import os
 import socket
-import ssl
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,26 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from gpuwatch.model import Reason, SourceError
 
 if TYPE_CHECKING:
+    import ssl
+
     from gpuwatch.sources.engine.deadline import Deadline
+
+
+class _TlsConnection(http.client.HTTPConnection):
+    """As HTTPSConnection of the standard library, which is missing where it was loaded without `ssl`."""
+
+    default_port = 443
+
+    def __init__(self, host: str, port: int, *, timeout: float, context: ssl.SSLContext) -> None:
+        super().__init__(host, port, timeout=timeout)
+        self._context = context
+
+    def connect(self) -> None:
+        """Connect, through the proxy where there is one, and shake hands."""
+        super().connect()
+        # The standard library has kept the host behind a proxy in this attribute since Python 3.4.
+        name = self._tunnel_host or self.host  # type: ignore[attr-defined]  # see the line above
+        self.sock = self._context.wrap_socket(self.sock, server_hostname=name)
 
 
 def open_connection(
@@ -33,7 +51,7 @@ def open_connection(
         raise SourceError(Reason.FAILED, f"a proxy of the kind {through.scheme}:// is not supported; use http://")
     host, port = through.hostname or "", through.port
     if secure or through.scheme == "https":
-        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+        connection: http.client.HTTPConnection = _TlsConnection(
             host, port or (80 if through.scheme == "http" else 443), timeout=timeout, context=_context(verify)
         )
     else:
@@ -60,6 +78,8 @@ def open_connection(
 
 def _context(verify: bool | str) -> ssl.SSLContext:
     """Return the TLS settings: the system's certificates, those of a file or folder, or none that are checked."""
+    import ssl  # noqa: PLC0415  # 5 MiB, for https only
+
     if isinstance(verify, str):
         try:
             folder = Path(verify).is_dir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import http.client
 import socket
-import ssl
+import sys
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass
@@ -220,7 +220,8 @@ def explain_failure(error: Exception, url: str, timeout: float, *, answered: boo
     parts = urlsplit(url)
     where, host = show_url(url), parts.hostname or ""
     server = f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
-    if _find(error, (ssl.SSLError,)):
+    tls = sys.modules.get("ssl")  # what is not loaded has raised nothing
+    if tls is not None and _find(error, (tls.SSLError,)):
         if "certificate verify failed" in str(error).lower().replace("_", " "):
             text = f"the certificate of {where} is not trusted (give ca_file, or verify = false)"
         else:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 READS_PER_TICK = 10
 SLOW_TICKS = 10
-GROUPS = 2
-"""GPUs are read in so many groups per tick: one after the other costs much less processor time than one by one."""
 
 
 def judge(codes: set[int], answers: int) -> str:
@@ -50,11 +48,6 @@ def judge(codes: set[int], answers: int) -> str:
     return "no_permission" if NO_PERMISSION in codes else "failed"
 
 
-def slot_of(index: int, count: int) -> int:
-    """Return in which reading of memory of a tick the GPU `index` of `count` is read as a whole."""
-    return index * GROUPS // count * (READS_PER_TICK // GROUPS)
-
-
 class Device:
     """One GPU of the library.
 
@@ -65,7 +58,6 @@ class Device:
         give_up: ends the worker; takes an NVML code and a text.
         events: the event set for Xid errors, or None.
         interval: seconds per tick.
-        slot: which tenth of the interval is for this GPU's ticks (`slot_of`).
     """
 
     def __init__(
@@ -77,7 +69,6 @@ class Device:
         give_up: Callable[[int, str], None],
         events: Any,
         interval: float,
-        slot: int,
     ) -> None:
         self.label = str(index)
         self.address = 0
@@ -85,7 +76,7 @@ class Device:
         self._index, self._driver, self._send = index, driver, send
         self._events = events
         self._step = interval / READS_PER_TICK
-        self._slot = -slot
+        self._slot = self._tick_at = 0
         self.due = 0.0
         self._uuid = ""
         self._unit: Unit | None = None
@@ -98,9 +89,11 @@ class Device:
     def step(self) -> None:
         """Do what is due now, a whole tick or one reading of memory, and set when the next step is due.
 
-        Steps lie on a grid that all GPUs share; those missed during a hang are left out.
+        Steps lie on a grid that all GPUs share; those missed during a hang are left out, and a tick that is among
+        them comes with the next step.
         """
-        if self._slot % READS_PER_TICK == 0 or not self.asker.tick:
+        if self._slot >= self._tick_at:
+            self._tick_at = (self._slot // READS_PER_TICK + 1) * READS_PER_TICK
             self.tick()
         elif self._unit is not None:
             for unit in (self._unit, *self._migs.values()):

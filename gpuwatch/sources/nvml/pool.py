@@ -72,17 +72,22 @@ class Pool:
                 if not self._members:
                     self._reader = None
                     return
-                device = min(self._members, key=_due)
-            _sleep_until(device.due)
-            with self._lock:
-                self._stepping, self._since = device, time.monotonic()
-            device.step()
-            with self._lock:
-                if self._reader is token:
-                    self._stepping = None
-                    continue
-            self._alone(device)
-            return
+                due = min(map(_due, self._members))
+            _sleep_until(due)
+            for device in self._members_due(time.monotonic()):
+                with self._lock:
+                    self._stepping, self._since = device, time.monotonic()
+                device.step()
+                with self._lock:
+                    if self._reader is token:
+                        self._stepping = None
+                        continue
+                self._alone(device)
+                return
+
+    def _members_due(self, now: float) -> list[Device]:
+        with self._lock:
+            return sorted([device for device in self._members if device.due <= now], key=_due)
 
 
 def _due(device: Device) -> float:

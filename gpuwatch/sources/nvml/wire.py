@@ -23,9 +23,12 @@ NO_GPU = -11
 """Codes of ``end`` that are not NVML's: no usable nvidia-ml-py; the driver lists no GPU. 0 is an error of ours."""
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
 def encode(message: list[Any]) -> bytes:
     """Return one message as a line."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    return _ENCODER.encode(message).encode() + b"\n"
 
 
 class Decoder:

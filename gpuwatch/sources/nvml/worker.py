@@ -74,7 +74,7 @@ class Worker:
         """Load the library, initialise it and start the threads of the GPUs. Runs in a thread: all of it may hang."""
         try:
             from gpuwatch.sources.nvml import api  # noqa: PLC0415  # a missing binding must become a message
-            from gpuwatch.sources.nvml.device import Device, slot_of  # noqa: PLC0415  # same
+            from gpuwatch.sources.nvml.device import Device  # noqa: PLC0415  # same
         except ImportError as error:
             self.give_up(BINDING, f"nvidia-ml-py cannot be imported: {error}")
             return
@@ -105,7 +105,6 @@ class Worker:
                 give_up=self.give_up,
                 events=events,
                 interval=self._interval,
-                slot=slot_of(i, count),
             )
             for i in range(count)
         ]

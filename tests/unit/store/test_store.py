@@ -211,10 +211,25 @@ def test_a_series_belongs_to_one_target_until_it_has_ended():
     assert len(store.select((Matcher("i", "=", "a"),))) == 1
 
 
-def test_the_default_size_for_1100_series_is_about_10_mib():
-    store = Store()
-    store.append("t", 0, tuple(series("m", i=str(at)) for at in range(1100)), range(1100))
+def test_the_default_size_for_1100_series_is_about_10_mib_once_it_is_full():
+    store, keys = Store(), tuple(series("m", i=str(at)) for at in range(1100))
+    for second in range(1100):
+        store.append("t", second * 1000, keys, [second] * 1100)
+        if second == 60:
+            assert store.nbytes < 2**20
     assert 9 * 2**20 < store.nbytes < 11 * 2**20
+    assert cells(store, "t", keys[7])[0] == (200_000, 200.0)
+    assert cells(store, "t", keys[1099])[-1] == (1_099_000, 1099.0)
+    assert len(cells(store, "t", keys[0])) == 900
+
+
+def test_a_block_that_widens_keeps_every_sample_and_what_ended_before():
+    store = Store(retention_ms=900_000, expected_interval_ms=1000)
+    store.append("t", 0, (A, B), [0, 100])
+    for second in range(1, 300):
+        store.append("t", second * 1000, (A,), [second])
+    assert [value for _, value in cells(store, "t", A)] == list(range(300))
+    assert newest(store, 299_000) == {A: (299.0, 299_000)}
 
 
 @pytest.mark.parametrize(
