@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import cycle
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -29,6 +30,14 @@ def big_page() -> bytes:
     text = PAGE.read_text()
     rows = "".join(line + "\n" for line in text.splitlines() if line.startswith("vllm:"))
     return (text + "".join(rows.replace('engine="0"', f'engine="{rank}"') for rank in range(1, RANKS))).encode()
+
+
+def with_other_numbers(body: bytes) -> bytes:
+    """Return the page with another number on every line: the worst that a scrape can be."""
+    return b"".join(
+        line if line.startswith(b"#") else line.rstrip(b"\n") + (b"1\n" if b"." in line.split()[-1] else b".5\n")
+        for line in body.splitlines(keepends=True)
+    )
 
 
 def best(work, rounds):
@@ -54,14 +63,22 @@ def rows() -> list[Row]:
 
     plan = compiled().plan
     client = best(lambda: [family.samples for family in text_string_to_metric_families(text)], 5)
-    steady = best(lambda: parser.parse(body), 40)
-    both = best(lambda: plan.apply(parser.parse(body).values), 40)
+    pages = cycle((with_other_numbers(body), body))
+    steady = best(lambda: parser.parse(next(pages)), 40)
+    both = best(lambda: plan.apply(parser.parse(next(pages)).values), 40)
     first = best(lambda: ExpositionParser().parse(body), 3) + best(compiled, 3)
     what = f"{len(body) / 1000:.0f} KB page, {len(page.values):,} series"
     against = f"prometheus_client {client:.1f} ms"
     return [
         Row(
-            f"parse a {what}", f"{steady:.2f} ms", against, client / steady, client / steady, WANTED, "x", at_least=True
+            f"parse a {what}, all numbers new",
+            f"{steady:.2f} ms",
+            against,
+            client / steady,
+            client / steady,
+            WANTED,
+            "x",
+            at_least=True,
         ),
         Row(f"parse and map it to {len(plan.keys):,} of ours", f"{both:.2f} ms", against, client / both),
         Row("first page of an engine: parse and compile", f"{first:.1f} ms", against, client / first),

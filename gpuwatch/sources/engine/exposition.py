@@ -1,8 +1,8 @@
 """Prometheus' text exposition, read fast: labels are parsed once per series, not once per scrape.
 
-A page hardly ever changes its lines between two scrapes, only the numbers at their ends. The parser therefore cuts
-each line at its last space and compares the left sides with those of the page before, in one comparison. Only where
-they differ are the new left sides looked at, and only the unseen ones are parsed.
+A page hardly ever changes its lines between two scrapes, only some of the numbers at their ends. The parser therefore
+compares each line with the one that stood in its place before, and reads the numbers of those that differ. Only where
+more than a number differs are the left sides looked at, and only the unseen ones are parsed.
 
 Format: https://prometheus.io/docs/instrumenting/exposition_formats/ (text, version 0.0.4), with the quoted UTF-8 names
 of Prometheus 3. Timestamps are tolerated and dropped. A line that cannot be read is counted, never fatal.
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import compress
+from operator import ne
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,30 +66,47 @@ class ExpositionParser:
 
     def __init__(self) -> None:
         self._layout = Layout((), {})
-        self._heads: list[bytes] = []
         self._series: dict[bytes, Labels] = {}
+        self._lines: list[bytes] = []
+        self._heads: list[bytes | None] = []
+        self._rows: NDArray[np.intp] = np.empty(0, np.intp)
+        self._values: NDArray[np.float64] = np.empty(0)
 
     def parse(self, body: bytes) -> Page:
         """Return the series and values of a page. Never raises: what is not exposition text is counted as unknown."""
-        cut = [line.rpartition(b" ") for line in body.split(b"\n") if line and line[0] != _HASH]
-        heads = [part[0] for part in cut]
-        if heads == self._heads and heads:
-            try:
-                values = np.fromiter(map(float, [part[2] for part in cut]), np.float64, len(cut))
-            except ValueError:
-                pass  # an unreadable number: the slow way finds and counts it
-            else:
-                return Page(self._layout, values)
-        return self._parse_lines(body)
+        lines = body.split(b"\n")
+        values = self._with_new_numbers(lines)
+        if values is None:
+            return self._parse_lines(lines, body)
+        self._lines, self._values = lines, values
+        return Page(self._layout, values)
 
-    def _parse_lines(self, body: bytes) -> Page:
+    def _with_new_numbers(self, lines: list[bytes]) -> NDArray[np.float64] | None:
+        """Return the values of a page that differs from the last one in numbers only; None for any other page."""
+        before = self._lines
+        if len(lines) != len(before):
+            return None
+        changed = list(compress(range(len(lines)), map(ne, lines, before)))
+        cut = [lines[at].rpartition(b" ") for at in changed]
+        if [part[0] for part in cut] != [self._heads[at] for at in changed]:
+            return None
+        values: NDArray[np.float64] = self._values.copy()
+        try:
+            numbers = np.fromiter(map(float, [part[2] for part in cut]), np.float64, len(cut))
+        except ValueError:  # an unreadable number: the slow way finds and counts it
+            return None
+        values[self._rows[changed]] = numbers
+        return values
+
+    def _parse_lines(self, lines: list[bytes], body: bytes) -> Page:
         series: dict[bytes, Labels] = {}
         keys: list[Labels] = []
         values: list[float] = []
-        heads: list[bytes] = []
+        heads: list[bytes | None] = [None] * len(lines)
+        rows = np.zeros(len(lines), np.intp)
         plain = True
         unknown = 0
-        for line in body.split(b"\n"):
+        for at, line in enumerate(lines):
             if not line or line[0] == _HASH:
                 continue
             head, rest = _cut(line)
@@ -101,14 +120,15 @@ class ExpositionParser:
                 unknown += bool(text) and text[0] != _HASH
                 continue
             series[head] = labels
-            heads.append(head)
+            heads[at], rows[at] = head, len(keys)
             keys.append(labels)
             values.append(value)
-        self._series = series
-        self._heads = heads if plain else []
-        if self._layout.keys != tuple(keys):
-            self._layout = Layout(tuple(keys), _types(body))
-        return Page(self._layout, np.array(values, np.float64), unknown)
+        layout = Layout(tuple(keys), _types(body))
+        if self._layout != layout:
+            self._layout = layout
+        self._series, self._values = series, np.array(values, np.float64)
+        self._lines, self._heads, self._rows = lines if plain else [], heads, rows
+        return Page(self._layout, self._values, unknown)
 
 
 def _types(body: bytes) -> dict[str, str]:

@@ -197,6 +197,32 @@ def test_reads_generated_pages_as_prometheus_client_does(rows, again):
 
 
 @settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(lines(), numbers, st.sampled_from(["", "# a remark"])), max_size=8), st.integers(0, 255))
+def test_pages_on_which_some_numbers_and_remarks_change_are_read_as_prometheus_client_does(rows, changed):
+    parser = ExpositionParser()
+    before = "".join(f"{row}\n{remark}\n" for row, _, remark in rows)
+    kept = parser.parse(before.encode())
+    values = kept.values.tolist()
+    text = ""
+    for at, (row, number, remark) in enumerate(rows):
+        moved = changed >> at & 1
+        head = row.removesuffix(" 1700000000000").rpartition(" ")[0]
+        text += (
+            f"{head} {go_number(number)}" if moved else row
+        ) + f"\n{remark + '!' if moved and remark else remark}\n"
+    page = parser.parse(text.encode())
+    same(ours(page), client(text))
+    assert page.unknown == 0
+    assert list(map(repr, kept.values.tolist())) == list(map(repr, values))
+
+
+def test_a_declared_type_that_changes_is_seen():
+    parser = ExpositionParser()
+    assert parser.parse(b"# TYPE x gauge\nx 1\n").layout.types == {"x": "gauge"}
+    assert parser.parse(b"# TYPE x count\nx 1\n").layout.types == {"x": "count"}
+
+
+@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=200), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4))
 def test_damaged_pages_never_raise(noise, edits):
     body = bytearray(b'# TYPE x gauge\nx{a="1",b="two words"} 5\ny 6 1700000000000\n' + noise)
