@@ -16,8 +16,8 @@ _FACTS = (
     _SGLANG.fact(
         "sgl_args",
         "0.2.15-",
-        ("ServerArgs(",),
-        r"^server_args=ServerArgs\((?P<args>.*)$",
+        ("server_args=",),
+        r"^server_args=(?:ServerArgs\(|\{)(?P<args>.*)$",
         pairs="args",
         settings="flags",
         starts=True,
@@ -154,8 +154,8 @@ _EVENTS = (
         "sglang_no_memory",
         "0.5.14-",
         ("Loaded weights leave no GPU memory",),
-        r"Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=(?P<f>\d+(?:\.\d+)?)\. "
-        r"Raise --mem-fraction-static above (?P<need>\d+(?:\.\d+)?)",
+        r"Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static="
+        r"(?P<f>\d+(?:\.\d+)?(?:e-\d+)?)\. Raise --mem-fraction-static above (?P<need>\d+(?:\.\d+)?)",
     ),
     _SGLANG.event(
         "sgl_unbalanced",
@@ -198,6 +198,21 @@ _EVENTS = (
         "0.5.10-",
         ("Subprocess ",),
         r"Subprocess (?P<w>\S+) \(pid=(?P<pid>\d+)\) crashed with exit code (?P<code>-?\d+)",
+    ),
+    _SGLANG.event(
+        "sgl_rank_dead",
+        "worker_dead",
+        "0.4.0-",
+        ("scheduler is dead", "scheduler died"),
+        r"Rank (?P<r>\d+) scheduler (?:is dead\.|died\b(?:[^(]*\(exit code: (?P<code>-?\d+)\))?)",
+    ),
+    # What waitpid gives: the signal in the lowest seven bits. An exit code of its own is 256 and more.
+    _SGLANG.event(
+        "sgl_child",
+        "worker_dead",
+        "0.4.0-",
+        ("Child process unexpectedly failed",),
+        r"Child process unexpectedly failed with exitcode=(?P<wait>\d{1,2}|1[0-9]\d)\. (?P<w>pid=\d+)",
     ),
     _SGLANG.event(
         "sgl_dead",

@@ -26,7 +26,9 @@ class SglangServer:
     It runs in the folder of the log, with the model as a relative path. `version`: 0.4.6, or the newest that is known.
     """
 
-    def __init__(self, flags: list[str], log: Path, version: str = NEWEST, port: int | None = None) -> None:
+    def __init__(
+        self, flags: list[str], log: Path, version: str = NEWEST, port: int | None = None, model: str = MODEL
+    ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = f"127.0.0.1:{self.port}"
@@ -40,7 +42,7 @@ class SglangServer:
         # An idle scheduler spins a whole core, which the newer ones can be told not to.
         idle = ["--sleep-on-idle"] if version == NEWEST else []
         command = [
-            str(FOLDER / "venv/bin/python"), "-m", "sglang.launch_server", "--model-path", MODEL,
+            str(FOLDER / "venv/bin/python"), "-m", "sglang.launch_server", "--model-path", model,
             "--device", "cpu", "--attention-backend", "torch_native", "--load-format", "dummy",
             "--disable-cuda-graph", "--disable-overlap-schedule", "--sampling-backend", "pytorch",
             "--mem-fraction-static", "0.1", "--enable-metrics",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import ledger_models as made
 import pytest
+from postmortem import above_info
 from vllm_server import CACHE, MODEL, READY_SECONDS, VENV, VllmServer
 
 from gpuwatch.ledger.budget import Deployment
@@ -150,6 +151,7 @@ def test_a_server_prints_the_tokens_that_are_predicted(name, tmp_path):
         engine="vllm", version=VERSION, capacity=80 * GIB, tp=ranks, context=flags.get("max-model-len", CONTEXT),
         chunk=CHUNK, block_size=flags.get("block-size", 128),
     )  # fmt: skip
+    assert above_info(tmp_path / "vllm.log") == []
     pool = pool_of(read_model(config), deployment, GIB)  # VLLM_CPU_KVCACHE_SPACE of `VllmServer`
     print(f"{name}: {tokens:,} tokens, {concurrency} requests")
     assert pool.tokens == tokens

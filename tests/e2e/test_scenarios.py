@@ -97,7 +97,7 @@ def steady(server: VllmServer, clients: int = 2):
     try:
         yield load
     finally:
-        load.stop()
+        load.stop(timeout=10)
 
 
 # --- a healthy pair, and faults of its GPUs ---------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from detected import detect
 from fakenvml.machine import IDLE, FakeNvml
 from follow import Follow
+from postmortem import above_info, diagnose, judge
 from sglang_server import SglangServer
 from vllm_server import tokens
 from watcher import Check, ids
@@ -111,6 +112,7 @@ def test_a_moderate_load_with_prefix_hits_is_silent_and_the_hits_are_counted_as_
     # the page is behind by what was answered before the first and after the last poll
     counted = last_value(record, "gpuwatch_engine_prefix_cache_hits_total")
     assert sum(hits) * 0.8 <= counted <= sum(hits) + 820
+    assert above_info(newest.log) == []
 
 
 def test_a_retraction_storm_is_named_with_the_flags_of_sglang(newest, gpus):
@@ -175,6 +177,7 @@ def test_a_dead_scheduler_that_takes_the_server_with_it_is_an_engine_that_is_dow
     assert view.firing()[0] == "worker_died"
     assert down["caused_by"] == "worker_died"
     assert "SIGKILL" in view.finding("worker_died")["cause"]
+    judge(diagnose(newest.log), "worker_died", "SIGKILL")
 
 
 def warm_up(server):

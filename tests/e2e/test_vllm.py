@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from postmortem import above_info
 from vllm_server import Load, tokens
 from watcher import Check, Observer, ids
 
@@ -77,6 +78,7 @@ def test_a_healthy_run_has_no_finding(ample_pool):
     load.stop()
     assert ids(report) == []
     assert report["exit"] == 0
+    assert above_info(ample_pool.log) == []
 
 
 def repeat(server, variant, seconds):

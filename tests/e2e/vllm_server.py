@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import os
 import random
 import re
@@ -13,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 import requests
@@ -23,6 +26,9 @@ VENV = CACHE / "vllm-0.32.0"
 MODEL = "tiny-llama"
 READY_SECONDS = 300
 VOCABULARY = 1000
+
+Open: TypeAlias = "set[socket.socket | None]"
+"""The connections of requests that are not answered yet."""
 
 
 def free_port() -> int:
@@ -119,17 +125,27 @@ class VllmServer:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(15)
 
-    def complete(self, prompt: list[int], max_tokens: int, timeout: float = 300, stop: bool = False) -> int:
+    def complete(
+        self, prompt: list[int], max_tokens: int, timeout: float = 300, stop: bool = False, open_: Open | None = None
+    ) -> int:
         """Send token ids and return the number of prompt tokens that the server counted; 0 when it failed."""
         body = {
             "model": MODEL, "prompt": prompt, "max_tokens": max_tokens,
             "temperature": 1.0, "ignore_eos": not stop,
         }  # fmt: skip
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
-            answer = requests.post(self.url + "/v1/completions", json=body, timeout=timeout)
-            return int(answer.json()["usage"]["prompt_tokens"])
-        except (requests.RequestException, ValueError, KeyError):
+            connection.connect()
+            if open_ is not None:
+                open_.add(connection.sock)
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            return int(json.loads(connection.getresponse().read())["usage"]["prompt_tokens"])
+        except (OSError, http.client.HTTPException, ValueError, KeyError):
             return 0
+        finally:
+            if open_ is not None:
+                open_.discard(connection.sock)
+            connection.close()
 
 
 def tokens(count: int, seed: int) -> list[int]:
@@ -138,17 +154,21 @@ def tokens(count: int, seed: int) -> list[int]:
 
 
 class Load:
-    """Requests that are sent in the background until `stop`; `stop` waits for those that are open."""
+    """Requests that are sent in the background until `stop`, which waits for those that are open and breaks off the rest.
+
+    A server ends a request whose connection is gone.
+    """
 
     def __init__(self) -> None:
         self.done = threading.Event()
+        self.open: Open = set()
         self.threads: list[threading.Thread] = []
 
     def burst(self, server: VllmServer, requests_at_once: int, prompt: int, output: int, seed: int = 0) -> None:
         """Send `requests_at_once` different prompts at one moment."""
         for number in range(requests_at_once):
             ids = tokens(prompt, seed * 1000 + number)
-            self._start(lambda ids=ids: server.complete(ids, output, timeout=120))
+            self._start(lambda ids=ids: server.complete(ids, output, timeout=120, open_=self.open))
 
     def steady(self, server: VllmServer, clients: int, prompt: int, output: int, shared: int = 0) -> None:
         """Keep `clients` requests open until `stop`; each prompt is new after its first `shared` tokens."""
@@ -157,7 +177,7 @@ class Load:
         def client(first: int) -> None:
             number = first * 100_000
             while not self.done.is_set():
-                server.complete([*head, *tokens(prompt - shared, number)], output, timeout=60)
+                server.complete([*head, *tokens(prompt - shared, number)], output, timeout=60, open_=self.open)
                 number += 1
 
         for number in range(clients):
@@ -173,3 +193,8 @@ class Load:
         deadline = time.monotonic() + timeout
         for thread in self.threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        for sock in tuple(self.open):
+            with contextlib.suppress(OSError, AttributeError):  # closed by its own thread just now
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self.threads:
+            thread.join(20)

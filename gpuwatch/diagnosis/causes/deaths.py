@@ -41,6 +41,10 @@ ERRORS = (
     "rendezvous_timeout",
 )
 """Events that say why a start failed or an engine ended."""
+ASKING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+"""Signals that ask a process to end, and that no fault raises."""
+CODE_BELOW = 3
+"""Lines below the end of a process in which its exit code may stand."""
 KILLED = 137
 """128 + SIGKILL: what a shell, Docker and Kubernetes report of a process that was killed."""
 
@@ -53,7 +57,7 @@ def died(view: View) -> Iterator[Cause | NotEnough]:
         if _foreign(view, event):
             yield NotEnough("worker_died", f"what {event.field('name')} runs: a unit of systemd was ended by a signal")
             continue
-        code = number(event, "code")
+        code = _code(view, event)
         caught = _signal(event, code)
         who = group(event, "w", "r", "name") or ("a process" if event.event == "process_crashed" else "the server")
         if event.field("r"):
@@ -70,7 +74,7 @@ def died(view: View) -> Iterator[Cause | NotEnough]:
                 tuple(evidence),
                 (
                     advise("who killed it: dmesg -T | grep -i -E 'oom|killed process', kubectl describe pod, ray logs")
-                    if caught == "SIGKILL" and not killer
+                    if caught in ("SIGKILL", *ASKING) and not killer
                     else advise("look for an Xid at that time: dmesg -T | grep -i xid"),
                     advise(
                         "vLLM exits with status 0 after this: let the supervisor restart always, not on failure only"
@@ -148,7 +152,7 @@ def _told_elsewhere(view: View, event: LogEvent) -> bool:
     later = any(other.source == run.source and other.start > run.start for other in view.runs)
     if event.event == "process_killed":
         return later and bool(view.events("free_memory_below_budget", "port_in_use"))
-    return event.event == "worker_dead" and number(event, "code") is None and _explained(view, event)
+    return event.event == "worker_dead" and _code(view, event) in (None, 0) and _explained(view, event)
 
 
 def _foreign(view: View, event: LogEvent) -> bool:
@@ -165,6 +169,8 @@ def _how(caught: str, code: float | None, killer: tuple[LogEvent, ...]) -> str:
         return f", killed for lack of memory ({killer[0].event})."
     if caught == "SIGKILL":
         return ": somebody or something killed it from outside; the log of a process cannot say who."
+    if caught in ASKING:
+        return ": it was asked to end, by its parent, a supervisor or a user."
     if caught:
         return ": a crash of native code (a kernel, a library or the driver)."
     if code:
@@ -227,6 +233,19 @@ def _exited(view: View) -> Iterator[Cause | NotEnough]:
                 event.time,
             )
             return
+
+
+def _code(view: View, event: LogEvent) -> float | None:
+    """Return the exit code of a process, negative where a signal ended it; SGLang may print it in the next line."""
+    status = number(event, "wait")
+    if status is not None:
+        return -float(int(status) & 0x7F)
+    code = number(event, "code")
+    if code is None and event.event == "worker_dead":
+        for said in view.events("exit_code"):
+            if said.source == event.source and event.line < said.line <= event.line + CODE_BELOW:
+                return number(said, "code")
+    return code
 
 
 def _signal(event: LogEvent, code: float | None) -> str:

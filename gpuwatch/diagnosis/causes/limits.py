@@ -116,21 +116,21 @@ def undersized(view: View) -> Iterator[Cause]:
                 ruled_out(f"the model's context: the limit of {count(limit or 0)} tokens is the pool's", limited[0])
             )
         cap = run.fact("flag.max-total-tokens")
-        advice = (
-            [advise("remove the cap on the pool", "--max-total-tokens", cap.value, "(none)")] if cap is not None else []
-        )
-        advice += [
-            advise(
-                "restart: a pool that was measured while loading still held memory comes out too small; newer builds "
-                "clean up first"
-            ),
-            advise(
-                "or set the pool by hand",
-                "--max-total-tokens" if run.sglang else "--kv-cache-memory-bytes",
-                None,
-                int(longest) if run.sglang and longest else None,
-            ),
-        ]
+        if cap is not None:
+            advice = [advise("remove the cap on the pool", "--max-total-tokens", cap.value, "(none)")]
+        else:
+            advice = [
+                advise(
+                    "restart: a pool that was measured while loading still held memory comes out too small; newer "
+                    "builds clean up first"
+                ),
+                advise(
+                    "or set the pool by hand",
+                    "--max-total-tokens" if run.sglang else "--kv-cache-memory-bytes",
+                    None,
+                    int(longest) if run.sglang and longest else None,
+                ),
+            ]
         yield Cause(
             "kv_pool_undersized",
             Explanation(
