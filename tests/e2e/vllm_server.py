@@ -154,9 +154,9 @@ def tokens(count: int, seed: int) -> list[int]:
 
 
 class Load:
-    """Requests that are sent in the background until `stop`, which waits for those that are open and breaks off the rest.
+    """Requests that are sent in the background until `stop`.
 
-    A server ends a request whose connection is gone.
+    It waits for those that are open and then breaks them off: a server ends a request whose connection is gone.
     """
 
     def __init__(self) -> None:
