@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 from gpuwatch.cli import UsageError
+from gpuwatch.cli.signals import CtrlC
 
 if TYPE_CHECKING:
     import argparse
@@ -55,20 +55,20 @@ def watch(args: argparse.Namespace, config: Config, see: Callable[[Snapshot], No
     """
     refuse_others(args, "engine", "log", "record", "prometheus")
     reader = attached(args, config)
-    looked = threading.Event()
+    with CtrlC() as ctrl_c:
 
-    def take(snapshot: Snapshot) -> None:
-        if reader.last is not None:
-            see(snapshot)
-        if args.seconds is None:
-            looked.set()
+        def take(snapshot: Snapshot) -> None:
+            if reader.last is not None:
+                see(snapshot)
+            if args.seconds is None:
+                ctrl_c.wake()
 
-    reader.subscribe(take)
-    reader.start()
-    try:
-        looked.wait(args.seconds if args.seconds is not None else 2 * config.attach.timeout)
-    finally:
-        reader.stop()
+        reader.subscribe(take)
+        reader.start()
+        try:
+            ctrl_c.pause(args.seconds if args.seconds is not None else 2 * config.attach.timeout)
+        finally:
+            reader.stop()
     if reader.error:
         print(f"gpuwatch check: {reader.error}", file=sys.stderr)
     return reader.last, reader.error

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.cli import NOTHING, UsageError, attaching, fleet, watching
+from gpuwatch.cli.signals import CtrlC
 from gpuwatch.config import Config
 from gpuwatch.footprint import import_without_tls, use_one_arena
 from gpuwatch.model import Reason, label
@@ -110,11 +110,12 @@ def run(args: argparse.Namespace) -> int:
             live.record(args.record, keep)
         except RecordingError as error:
             raise UsageError(str(error)) from None
-    live.start()
-    try:
-        threading.Event().wait(seconds)
-    finally:
-        live.stop()
+    with CtrlC() as ctrl_c:
+        live.start()
+        try:
+            ctrl_c.pause(seconds)
+        finally:
+            live.stop()
     problems = [str(problem) for problem in live.pipeline.rules.problems]
     if live.recording_error:
         print(f"gpuwatch check: {live.recording_error}", file=sys.stderr)

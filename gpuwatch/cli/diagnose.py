@@ -96,8 +96,10 @@ def _report(args: argparse.Namespace, result: PostMortem) -> int:
         for given in result.inputs:
             print(clean(input_line(given)))
         print()
-        # An empty answer must not read as a sound engine: what could not be judged is part of it.
-        output.print_findings(findings, result.not_enough, args.verbose or not findings)
+        # An empty answer must not read as a sound engine, nor one that holds remarks only: what could not be judged is
+        # part of it.
+        told = any(finding.severity != "info" for finding in findings)
+        output.print_findings(findings, result.not_enough, args.verbose or not told)
     for path in result.empty:
         print(f"gpuwatch diagnose: {clean(path)}: holds no complete tick", file=sys.stderr)
     judged = any(given.kind != "unknown" and given.path not in result.empty for given in result.inputs)

@@ -6,11 +6,12 @@ import os
 import select
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from types import FrameType
 
+_Self = TypeVar("_Self", bound="Signals")
 _MOST = 65_536
 """Bytes that a pipe holds on Linux: as many signals may come between two looks."""
 
@@ -27,7 +28,7 @@ class Signals:
     def __init__(self, *numbers: signal.Signals) -> None:
         self._numbers = numbers
 
-    def __enter__(self) -> Signals:  # noqa: PYI034  # typing.Self came with Python 3.11
+    def __enter__(self: _Self) -> _Self:  # noqa: PYI019  # typing.Self came with Python 3.11
         self._read, self._write = os.pipe()
         for end in (self._read, self._write):
             os.set_blocking(end, False)
@@ -39,8 +40,9 @@ class Signals:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup)
-        os.close(self._read)
-        os.close(self._write)
+        read, write, self._read, self._write = self._read, self._write, -1, -1
+        os.close(read)
+        os.close(write)
 
     def wait(self, seconds: float | None = None) -> tuple[signal.Signals, ...]:
         """Return the signals that came, each once, in their order; wait for one, at most `seconds`.
@@ -56,9 +58,28 @@ class Signals:
         return ()
 
     def wake(self) -> None:
-        """End the present `wait` of another thread, or its next one."""
-        with suppress(BlockingIOError):
+        """End the present `wait` of another thread, or its next one; nothing once the context is left."""
+        with suppress(OSError):
             os.write(self._write, b"\0")
+
+
+class CtrlC(Signals):
+    """A main thread that waits and can be interrupted at every moment of it.
+
+    A plain wait cannot: the signal may come between Python's last look at it and the beginning of the wait.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(signal.SIGINT)
+
+    def pause(self, seconds: float) -> None:
+        """Wait for `seconds` or until `wake`.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed since the context was entered.
+        """
+        if self.wait(seconds):
+            raise KeyboardInterrupt
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:

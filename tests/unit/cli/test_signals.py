@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from gpuwatch.cli.signals import Signals
+from gpuwatch.cli.signals import CtrlC, Signals
 
 ONE, TWO = signal.SIGUSR1, signal.SIGUSR2
 LONG = 30.0
@@ -80,3 +80,22 @@ def test_afterwards_everything_is_as_before():
     assert (signal.getsignal(ONE), signal.getsignal(TWO)) == before
     fd = signal.set_wakeup_fd(-1)
     assert fd == -1
+
+
+def test_ctrl_c_interrupts_a_pause_whichever_thread_gets_it(other_thread):
+    with CtrlC() as ctrl_c:
+        sender = threading.Timer(0.05, signal.pthread_kill, (other_thread.ident, signal.SIGINT))
+        sender.start()
+        with pytest.raises(KeyboardInterrupt):
+            ctrl_c.pause(LONG)
+        sender.join(LONG)
+
+
+def test_ctrl_c_before_the_pause_is_not_lost_and_a_pause_that_is_woken_goes_on():
+    with CtrlC() as ctrl_c:
+        ctrl_c.wake()
+        ctrl_c.pause(LONG)
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            ctrl_c.pause(LONG)
+    ctrl_c.wake()
