@@ -7,6 +7,8 @@ import os
 import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -343,6 +345,31 @@ def test_a_missing_certificate_file_is_said(tls_site, source):
 def test_tls_with_the_right_certificate_file_and_without_verification(tls_site, certificate, source):
     assert source(tls_site.url, ca_file=str(certificate[0])).poll().up
     assert source(tls_site.url, verify=False).poll().up
+
+
+def test_https_works_where_the_standard_library_was_imported_without_tls(tls_site, certificate):
+    code = (
+        "import sys\n"
+        "from gpuwatch.footprint import import_without_tls, use_one_arena\n"
+        "use_one_arena()\n"
+        "import_without_tls('http.client', 'asyncio')\n"
+        "import asyncio.base_events, http.client\n"
+        "assert 'ssl' not in sys.modules and asyncio.base_events.ssl is None\n"
+        "from gpuwatch.sources.engine.http import Client\n"
+        "from gpuwatch.model import SourceError\n"
+        "url, good = sys.argv[1:]\n"
+        "def get(verify):\n"
+        "    return Client(verify=verify).get(url, timeout=20, limit=100_000, accept='text/plain')\n"
+        "assert get(good).status == 200\n"
+        "try:\n"
+        "    get(True)\n"
+        "except SourceError as error:\n"
+        "    print(error)\n"
+    )
+    command = [sys.executable, "-c", code, tls_site.url + "/metrics", str(certificate[0])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "is not trusted" in done.stdout
 
 
 def test_tls_with_an_untrusted_certificate_is_refused(tls_site, source):

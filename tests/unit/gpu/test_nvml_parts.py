@@ -9,6 +9,7 @@ import pynvml
 import pytest
 
 from gpuwatch.model import Reason
+from gpuwatch.sources.nvml import device as device_module
 from gpuwatch.sources.nvml import reasons
 from gpuwatch.sources.nvml.fields import _FieldValue, _Value
 from gpuwatch.sources.nvml.gpus import Gpu
@@ -145,3 +146,17 @@ def test_the_parent_never_loads_the_library():
     code = "import sys, gpuwatch.sources.nvml\nprint('pynvml' in sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert loaded.stdout.strip() == "False"
+
+
+def test_a_tick_that_falls_into_a_pause_comes_with_the_next_step_and_the_grid_stays(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(device_module.time, "monotonic", lambda: now[0])
+    device = device_module.Device(0, (580,), send=print, give_up=print, events=None, interval=1.0)
+    device.due = 100.0
+    ticks = []
+    monkeypatch.setattr(device, "tick", lambda: ticks.append(round(now[0], 3)))
+    while device.due < 103.05:
+        late = 0.55 if round(device.due, 3) == 100.9 else 0.0  # the processor is away
+        now[0] = device.due + late
+        device.step()
+    assert ticks == [100.0, 101.5, 102.0, 103.0]
