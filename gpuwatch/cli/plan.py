@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.cli import FINE, FOUND, UsageError
+from gpuwatch.engines.sizes import count_of
 
 if TYPE_CHECKING:
     import argparse
@@ -12,7 +13,29 @@ if TYPE_CHECKING:
     from gpuwatch.ledger.plan import Plan
 
 NAME = "plan"
+_SCALES = {"M": 1e6, "B": 1e9, "T": 1e12}
 HELP = "say what a model takes on each GPU, what fits, and which change buys what"
+
+
+def count(text: str) -> int:
+    """Return a whole number of tokens, as ``4096``, ``128k`` (128,000) or ``128K`` (131,072).
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = count_of(text)
+    if found is None:
+        raise ValueError(text)
+    return found
+
+
+def number(text: str) -> float:
+    """Return a number, as ``8e9`` or ``8B``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return float(text[:-1]) * _SCALES[text[-1].upper()] if text[-1:].upper() in _SCALES else float(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gpus", metavar="N", type=int, help="cards (default: tensor x pipeline ranks, else 1)")
     parser.add_argument("--gpu-memory", metavar="GiB", type=float, help="memory of one card (default: 80)")
-    parser.add_argument("--context", metavar="N", type=int, help="longest request (default: what the model declares)")
+    parser.add_argument("--context", metavar="N", type=count, help="longest request (default: what the model declares)")
     parser.add_argument("--tp", metavar="N", type=int, help="tensor-parallel ranks (default: all cards)")
     parser.add_argument("--pp", metavar="N", type=int, help="pipeline stages (default: 1)")
     parser.add_argument("--dcp", metavar="N", type=int, help="decode-context-parallel ranks (default: 1)")
@@ -44,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--utilization", metavar="R", type=float, help="the engine's reserve fraction, 0 to 1")
     parser.add_argument("--engine", choices=("vllm", "sglang"), help="engine (default: vllm)")
     parser.add_argument("--engine-version", metavar="V", help="version of the engine (default: the newest known)")
-    parser.add_argument("--params", metavar="N", type=float, help="parameters, where only their number is known")
+    parser.add_argument("--params", metavar="N", type=number, help="parameters, where only their number is known")
     parser.add_argument("--weights-bytes", metavar="N", type=float, help="bytes of all weights, where they are known")
     parser.add_argument("--from-command", metavar="COMMAND", help="read an existing launch command, and repair it")
     parser.add_argument(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.cli import UsageError
 from gpuwatch.cli.plan_command import checked, read_launch
+from gpuwatch.cli.plan_repair import judged, own_model, replaced, too_long_asked
 from gpuwatch.engines.version import parse_version, show_version
 from gpuwatch.ledger.beside import adapters_of, draft_of, loads_towers
 from gpuwatch.ledger.budget import Deployment
@@ -18,6 +19,7 @@ from gpuwatch.ledger.defaults import NEWEST, with_defaults
 from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.files import load
 from gpuwatch.ledger.kv import layout
+from gpuwatch.ledger.lengths import default_length
 from gpuwatch.ledger.need import Engine, loaded, quantised, with_weights
 from gpuwatch.ledger.plan import available_bytes
 from gpuwatch.ledger.pool import longest_context
@@ -76,19 +78,30 @@ def read(args: argparse.Namespace) -> Asked:
     if not names:
         raise UsageError("no MODEL; give a folder, a config.json, a known name, or --from-command with a model in it")
     assumed = [] if named else [f"{kind} {show_version(version)} assumed (--engine-version)"]
+    if version > NEWEST[kind]:
+        newest = f"{kind} {show_version(NEWEST[kind])}"
+        assumed.append(f"{kind} {show_version(version)} is not known: computed as {newest}, the newest that is")
     if args.gpu_memory is None:
         assumed.append(f"cards of {DEFAULT_GIB:g} GiB assumed (--gpu-memory)")
     draft = _draft(command) if command is not None and len(names) == 1 else None
-    if launch is not None and command is not None:
-        assumed += [*_counted(problems), *command.unread(show_version(version), draft=draft is not None)]
+    if command is not None:
+        assumed += replaced(args, command)
+        assumed += [*command.unread(show_version(version), draft=draft is not None)]
     engines, gpus = [], 1
     for name in names:
         engine, count, notes = _model(args, command, kind, version, name)
         if draft is not None:
             engine = _drafting(engine, *draft)
+        if launch is not None:
+            engine = engine.with_deployment(longer_allowed=launch.longer_allowed)
         engines.append(engine)
         assumed += notes
         gpus = max(gpus, count)
+    if command is not None:
+        own = own_model(args, command)
+        problems = (*problems, *(too_long_asked(args, command, engines[0]) if own else ()))
+        problems, kept = judged(problems, engines[0]) if own else (problems, [])
+        assumed += [*_counted(problems), *kept]
     return Asked(tuple(engines), gpus, show_version(version), launch, problems, tuple(dict.fromkeys(assumed)))
 
 
@@ -122,7 +135,7 @@ def _model(
     args: argparse.Namespace, command: Command | None, kind: str, version: tuple[int, int, int], name: str
 ) -> tuple[Engine, int, list[str]]:
     """Return one engine, the cards it needs, and what was assumed of it."""
-    model, weights = load(name)
+    model, weights = load(name, command.overrides if command is not None else None)
     engine, count = _engine(args, command, kind, version, model)
     if weights is not None and args.params is None and args.weights_bytes is None and args.weights is None:
         engine = replace(engine, weights_bytes=weights)
@@ -132,13 +145,17 @@ def _model(
     if command is not None and command.longest_that_fits and args.context is None:
         engine = _fitted(engine)
         length = engine.deployment.context
-        told = "" if model.context is None else f" (the model declares {model.context:,})"
+        declared = default_length(model, kind, version)
+        told = "" if declared is None else f" (the model declares {declared:,})"
         notes.append(f"--max-model-len auto: {length:,} tokens, the longest that the pool holds{told}")
         if version < LENGTH_FITTED_SINCE:
             notes.append(f"vLLM before {show_version(LENGTH_FITTED_SINCE)} has no --max-model-len auto")
     if model.kv_type and args.kv_dtype is None and (command is None or command.kv_dtype == "auto"):
         took = engine.deployment.kv_dtype
         notes.append(f"the checkpoint names {model.kv_type} for its KV cache; {took} counted (--kv-dtype)")
+    own = default_length(model, kind, version)
+    if own != model.context and own == engine.deployment.context and args.context is None:
+        notes.append(f"{model.context:,} tokens declared, of which {kind} makes {own:,} by the model's rope scaling")
     if model.context is None and args.context is None:
         notes.append(f"{name} declares no length: {DEFAULT_CONTEXT:,} tokens assumed (--context)")
     return engine, count, notes
@@ -228,7 +245,7 @@ def _engine(
         dp=dp,
         sharing_dp=sharing,
         expert_parallel=command is not None and command.flags.get("enable-expert-parallel") is True,
-        context=args.context or told.get("context") or model.context or DEFAULT_CONTEXT,
+        context=args.context or told.get("context") or default_length(model, kind, version) or DEFAULT_CONTEXT,
         kv_dtype=_kv_dtype(args, command, kind, version, model),
         block_size=told.get("block_size") or (1 if kind == "sglang" else 16),
         eager=command is not None and command.eager,

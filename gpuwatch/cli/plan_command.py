@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwatch.cli import UsageError
-from gpuwatch.ledger.command import read_command, repaired
+from gpuwatch.ledger.command import in_full_words, read_command, repaired
 from gpuwatch.ledger.command_values import check_values
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ _VLLM_IMAGE = re.compile(r"(?:^|/)vllm-openai(?:[:@]|$)")
 """The image whose entry point is the engine: what follows its name are the engine's arguments."""
 _IMAGE_TAG = re.compile(r"vllm-openai:v?(?P<version>\d+\.\d+(?:\.\d+)?)")
 
+_LONGER = re.compile(
+    r"\b(?:VLLM_ALLOW_LONG_MAX_MODEL_LEN|SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN)=['\"]?(?:1|[tT]rue)\b"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -40,6 +44,11 @@ class Launch:
     command: Command
     after: str
     image: str = ""
+
+    @property
+    def longer_allowed(self) -> bool:
+        """Whether what stands in front lets the engine take a length beyond its model's."""
+        return _LONGER.search(self.before) is not None
 
     def repaired(self, problems: Sequence[FlagProblem]) -> str:
         """Return the whole command with the faults of its flags repaired."""
@@ -91,7 +100,7 @@ def checked(engine: str, arguments: Sequence[str]) -> Command:
         UsageError: a value is none that the engine takes, or missing.
     """
     try:
-        check_values(engine, arguments)
+        check_values(engine, in_full_words(engine, arguments))
     except ValueError as error:
         raise UsageError(f"--from-command: {error}") from None
     return read_command(engine, arguments)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.cli.plan_ask import models_of
 from gpuwatch.engines.log_text import clean
 from gpuwatch.ledger.kv import scale_share
-from gpuwatch.ledger.plan import PARTS, card_of, fraction_needed, start_notes
+from gpuwatch.ledger.lengths import too_long
+from gpuwatch.ledger.plan import PARTS, card_of, fraction_needed, pool_flag, start_notes
 from gpuwatch.ledger.pool import LONGEST
 from gpuwatch.ledger.spread import spreads
 from gpuwatch.ledger.starts import obstacles
@@ -68,7 +70,7 @@ def print_json(plan: Plan, asked: Asked) -> None:
                     "tokens": first.tokens if complete else None,
                     "max_context": _length(first.max_context) if complete else None,
                     "any_length": complete and first.max_context >= LONGEST,
-                    "max_concurrency": round(first.served, 3) if complete else None,
+                    "max_concurrency": down(first.served, 3) if complete else None,
                     "pools": first.pools,
                     "pool_bytes": round(first.pool_bytes) if complete else None,
                     "context": engine.deployment.context,
@@ -86,6 +88,12 @@ def print_json(plan: Plan, asked: Asked) -> None:
             indent=2,
         )
     )
+
+
+def down(value: float, digits: int = 1) -> float:
+    """Return a number of requests, rounded down: 0.96 of one is not one."""
+    scale = float(10**digits)
+    return math.floor(value * scale + 1e-6) / scale
 
 
 def _length(tokens: int) -> int | None:
@@ -124,9 +132,10 @@ def _row(row: Row) -> dict[str, Any]:
         "change": row.change,
         "max_context": _length(row.max_context),
         "any_length": row.max_context >= LONGEST,
-        "max_concurrency": round(row.max_concurrency, 3),
+        "max_concurrency": down(row.max_concurrency, 3),
         "costs": row.costs,
         "verdict": row.verdict,
+        "serves": row.serves,
     }
 
 
@@ -135,7 +144,7 @@ def _spread(way: Spread) -> dict[str, Any]:
         "tp": way.tp,
         "replicas": way.replicas,
         "verdict": way.verdict,
-        "max_concurrency": None if way.verdict == "unknown" else round(way.concurrency, 3),
+        "max_concurrency": None if way.verdict == "unknown" else down(way.concurrency, 3),
         "experts_shared": way.shared,
     }
 
@@ -230,7 +239,7 @@ def print_text(plan: Plan, asked: Asked) -> None:
         elif card.components[part]:
             print(f"  {_GLYPHS[part]} {_TITLES[part]:<20}{gib(card.components[part]):>8} GiB{_about(part, asked)}")
     print(f"    {'free':<20}{gib(card.capacity - card.total):>8} GiB\n")
-    _print_pools(plan)
+    _print_pools(plan, asked)
     most = "more than 64" if not deployment.mig else "no number of slices"
     if any(not one.model.complete for one in asked.engines):
         most = "unknown"
@@ -253,6 +262,9 @@ def _verdict(plan: Plan, asked: Asked) -> str:
     if plan.verdict == "unknown" and not any(engine.model.missing for engine in asked.engines):
         return "unknown: the model has parts that are not counted (see the notes)"
     reasons = _reasons(asked)
+    refused = [words for one in asked.engines if (words := too_long(one.model, one.deployment))]
+    if plan.verdict in ("fits", "tight") and refused:
+        return f"{plan.verdict}, but {refused[0].partition(': ')[0]} (see the notes)"
     if plan.verdict == "does_not_fit" and not reasons and not plan.serves:
         reasons = [note for found in plan.capacities for note in start_notes(found)]
     return f"{_VERDICTS[plan.verdict]}: {reasons[0]}" if reasons else _VERDICTS[plan.verdict]
@@ -268,33 +280,36 @@ def _notes(plan: Plan, asked: Asked) -> list[str]:
     return list(dict.fromkeys((*_reasons(asked), *asked.assumed, *plan.notes)))
 
 
-def _print_pools(plan: Plan) -> None:
+def _print_pools(plan: Plan, asked: Asked) -> None:
     """Print what each engine's pool holds."""
-    for found in plan.capacities:
+    for at, found in enumerate(plan.capacities):
         one = found.engine.deployment
-        limit = f"{_fraction(one.engine)} {one.fraction:g}"
+        limit = pool_flag(one) or f"{_fraction(one.engine)} {one.fraction:g}"
+        called = _called(asked, at)
         if not found.engine.model.complete:
             sized = f"{_whole(found.bytes_per_token):,} bytes per token" if found.engine.model.kv_known else "unknown"
-            print(f"KV cache: {sized}; what the pool holds: unknown")
+            print(clean(f"{called}KV cache: {sized}; what the pool holds: unknown"))
             continue
         if not found.engine.model.attention:
-            requests = f"{found.max_concurrency:.1f} requests of any length"
-            print(f"states and no KV cache: with {limit} the pool holds {requests}")
+            requests = f"{down(found.max_concurrency):.1f} requests of any length"
+            print(clean(f"{called}states and no KV cache: with {limit} the pool holds {requests}"))
             continue
         holds = "the pool holds" if found.pools == 1 else f"each of {found.pools} pools holds"
-        print(f"KV cache: {_whole(found.bytes_per_token):,} bytes per token; with {limit} {holds}")
+        print(clean(f"{called}KV cache: {_whole(found.bytes_per_token):,} bytes per token; with {limit} {holds}"))
         longest = f"{_tokens(found.max_context)}{' tokens' if found.max_context < LONGEST else ''}"
-        together = f", {found.served:.1f} in all" if found.pools > 1 else ""
+        together = f", {down(found.served):.1f} in all" if found.pools > 1 else ""
         print(
             f"  {found.tokens:,} tokens: the longest request {longest}, or "
-            f"{found.max_concurrency:.1f} requests of {one.context:,}{together}"
+            f"{down(found.max_concurrency):.1f} requests of {one.context:,}{together}"
         )
 
 
 def _print_ways(asked: Asked) -> None:
     ways = [
         (f"DP{way.replicas} x TP{way.tp}, experts shared, " if way.shared else f"{way.replicas} x TP{way.tp} ")
-        + _WAYS.get(way.verdict, f"{way.concurrency:.1f} ({way.verdict})")
+        + _WAYS.get(
+            way.verdict, f"{down(way.concurrency):.1f} ({way.verdict})" if way.concurrency else "will not start"
+        )
         for way in ways_of(asked)
     ]
     if ways:
@@ -344,7 +359,10 @@ def _print_rows(asked: Asked) -> None:
     print("\nwhat if")
     for row in rows:
         print(f"  {row.change}")
-        holds = f"longest request {_tokens(row.max_context)}, {row.max_concurrency:.1f} of full length"
-        print(f"    {row.verdict.replace('_', ' ')}: {holds}")
+        holds = f"longest request {_tokens(row.max_context)}, {down(row.max_concurrency):.1f} of full length"
+        stands = row.verdict.replace("_", " ")
+        if not row.serves and row.verdict in ("fits", "tight"):
+            stands = "fits the card and will not start"
+        print(f"    {stands}: {holds}")
         print(f"    costs: {row.costs}")
     print()

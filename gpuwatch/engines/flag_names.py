@@ -307,6 +307,18 @@ def is_listed(engine: str, name: str) -> bool:
     return any(each in known or _begins(each, known) for each in (name, name.removeprefix("no-")))
 
 
+def in_full(engine: str, name: str) -> str:
+    """Return the flag whose beginning `name` (without dashes) is, as argparse takes it; `name` where it is none or many.
+
+    `name` may begin with ``no-``.
+    """
+    known = COMPLETE[engine][1] | {spelling for spelling in FLAGS[engine] if not spelling.startswith("-")}
+    if name in known or name.removeprefix("no-") in known:
+        return name
+    found = [flag for flag in known if flag.startswith(name)]
+    return found[0] if len(found) == 1 else name
+
+
 def _misspelt(engine: str, version: str, name: str) -> FlagProblem | None:
     """Return the flag of an older version that `name` is a slip of: one that gpuwatch uses, as nearly all have it."""
     import difflib  # noqa: PLC0415  # only for a name that is in no list

@@ -39,6 +39,7 @@ long-prefill-token-threshold    | 0.7.3- | --max-num-batched-tokens
 max-num-partial-prefills        | 0.7.3-0.26 | --long-prefill-token-threshold
 max-num-queued-reqs             | 0.29- |
 num-gpu-blocks-override         | 0.4.1- |
+num-scheduler-steps             | 0.5.5-0.10.0 |
 performance-mode                | 0.17- |
 preemption-mode                 | 0.5.1-0.10.2 |
 prefill-context-parallel-size   | 0.12- |
@@ -46,7 +47,7 @@ rope-scaling                    | 0.4.3-0.11.0 | --hf-overrides
 rope-theta                      | 0.5.0-0.11.0 | --hf-overrides
 scheduler-reserve-full-isl      | 0.19- |
 show-hidden-metrics-for-version | 0.8.0- |
-swap-space                      | 0.2.7-0.17 | --kv-offloading-size
+swap-space                      | 0.2.7-0.17 |
 async-scheduling                | 0.10.0- |
 """
 
@@ -63,6 +64,7 @@ page-size                         | 0.4.4- |
 _VLLM_TRAPS = """
 swap-space | 0.11.0-0.17 | any | it has no effect: this engine computes preempted requests again and never swaps |
 swap-space | 0.2.7-0.10.2 | >16 | it is taken from the host's memory once per GPU, and pinned | 4
+preemption-mode | 0.8.0-0.10.2 | =swap | it has no effect: this engine computes preempted requests again and never swaps |
 cpu-offload-gb | 0.5.3- | >0 | it moves weights, not KV cache, to the host: every step reads them back over PCIe |
 gpu-memory-utilization | 0.2.7- | >0.95 | CUDA contexts, communication buffers and the next peak share the few percent that are left | 0.92
 gpu-memory-utilization | 0.10.2- | with:kv-cache-memory-bytes | it has no effect beside --kv-cache-memory-bytes, which fixes the pool |
@@ -75,6 +77,15 @@ chunked-prefill-size | 0.2.15- | =-1 | a long prompt is computed in one step: de
 enable-metrics-for-all-schedulers | 0.4.10- | =true | every tensor-parallel rank reports the same requests: a sum over the series counts them once per rank |
 decode-log-interval | 0.4.4- | >100 | the gauges are refreshed every that many decode steps: what is shown is old | 40
 kv-cache-dtype | 0.4.2- | =fp8 | it is no value of this flag: the type must say its format | fp8_e4m3
+kv-cache-dtype | 0.2.15-0.4.1 | =fp8 | it is no value of this flag: the type must say its format | fp8_e5m2
+kv-cache-dtype | 0.2.15-0.4.1 | =fp8_e4m3 | this version takes no such type: it came with 0.4.2 | fp8_e5m2
+kv-cache-dtype | 0.2.15-0.5.3 | =bf16 | this version takes no such type: it came with 0.5.4 | auto
+kv-cache-dtype | 0.2.15-0.5.3 | =bfloat16 | this version takes no such type: it came with 0.5.4 | auto
+kv-cache-dtype | 0.4.2-0.5.4 | =fp4_e2m1 | this version takes no such type: it was there from 0.5.5 to 0.5.20 | fp8_e4m3
+kv-cache-dtype | 0.5.21- | =fp4_e2m1 | this version takes no such type: it was there from 0.5.5 to 0.5.20 | nvfp4
+kv-cache-dtype | 0.4.2-0.5.15 | =mxfp8 | this version takes no such type: it came with 0.5.16 | fp8_e4m3
+kv-cache-dtype | 0.4.2-0.5.15 | =nvfp4 | this version takes no such type: it came with 0.5.16 | fp8_e4m3
+kv-cache-dtype | 0.4.2-0.5.15 | =fp4_mx_block16 | this version takes no such type: it came with 0.5.16 | fp8_e4m3
 """
 
 _NEVER: tuple[Span, ...] = ()

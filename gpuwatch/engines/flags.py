@@ -114,6 +114,7 @@ enable-log-requests          | | bool |
 distributed-executor-backend | | text |
 performance-mode             | | text |
 preemption-mode              | | text |
+num-scheduler-steps          | | int |
 """
 
 _SGLANG_ROWS = """

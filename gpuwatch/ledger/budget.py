@@ -53,13 +53,13 @@ class Deployment:
 
     `sequences` is the limit of the batch, `chunk` the token budget of a step. `version` is () when not known.
     `host_weights` are bytes of weights that each rank leaves in host memory, `host_cache` bytes of host memory in all
-    for KV blocks. `prefix_caching` None: as the engine chooses. `asynchronous` scheduling has two steps under way.
-    `dp` are data-parallel groups of `ranks` GPUs each; of them `sharing_dp` divide the experts among them, in whole
-    experts with `expert_parallel`. `dp_attention` are those within the tensor ranks (SGLang). `fraction_asked` says
-    whether `fraction`, or the pool itself, was asked for: an engine whose own default is too small can be told another.
-    Without `towers` a model of text and images serves text alone. `adapters` are places for LoRA adapters of at most
-    `adapter_rank`. A draft model has `drafting` bytes of weights in all, and `drafting_share` of the model's own KV for
-    each token.
+    for KV blocks. `prefix_caching` None: as the engine chooses. `asynchronous` scheduling has two steps under way. `dp`
+    are data-parallel groups of `ranks` GPUs each; of them `sharing_dp` divide the experts among them, in whole experts
+    with `expert_parallel`. `dp_attention` are those within the tensor ranks (SGLang). `fraction_asked` says whether
+    `fraction`, or the pool itself, was asked for: an engine whose own default is too small can be told another. Without
+    `towers` a model of text and images serves text alone. `adapters` are places for LoRA adapters of at most
+    `adapter_rank`. `longer_allowed`: a `context` beyond the model's own is forced. A draft model has `drafting` bytes
+    of weights in all, and `drafting_share` of the model's own KV for each token.
     """
 
     engine: str
@@ -74,6 +74,7 @@ class Deployment:
     sharing_dp: int = 1
     expert_parallel: bool = False
     context: int = 4096
+    longer_allowed: bool = False
     sequences: int = 256
     chunk: int = 8192
     fraction: float = 0.92

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwatch.engines.flag_names import is_listed, misnamed_flag
+from gpuwatch.engines.flag_names import in_full, is_listed, misnamed_flag
 from gpuwatch.engines.flag_versions import flag_problems
 from gpuwatch.engines.flags import FLAGS, flag_facts, parse_flags
 from gpuwatch.ledger.beside import draft_name, settings_in
@@ -14,6 +15,7 @@ from gpuwatch.ledger.uncounted import not_counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from gpuwatch.engines.flag_versions import FlagProblem
     from gpuwatch.engines.log_pattern import Value
@@ -35,6 +37,8 @@ _NUMBERS = {
 
 
 MOST_DRAFTED = 1024
+_INTO = ("rope-scaling", "rope-theta")
+"""Flags that became fields of ``--hf-overrides``."""
 _DRAFTED = ("num-speculative-tokens", "spec-tokens", "speculative-num-draft-tokens")
 
 
@@ -81,6 +85,17 @@ class Command:
         """The draft model that it names; empty where it names none."""
         return draft_name(self.flags, self.arguments)
 
+    @property
+    def overrides(self) -> dict[str, object]:
+        """Fields of the model's config that it replaces."""
+        if self.engine == "sglang":
+            return dict(settings_in(self.flags.get("json-model-override-args")))
+        scaling, base = settings_in(self.flags.get("rope-scaling")), self.flags.get("rope-theta")
+        found: dict[str, object] = {"rope_scaling": dict(scaling)} if scaling else {}
+        if isinstance(base, (int, float)) and not isinstance(base, bool):
+            found["rope_theta"] = base
+        return {**found, **settings_in(self.flags.get("hf-overrides"))}
+
     def unread(self, version: str, *, draft: bool = False) -> list[str]:
         """Return what of the command has no part in the figures, a note each: memory, and names nobody can judge.
 
@@ -117,7 +132,7 @@ class Command:
 
 def read_command(engine: str, arguments: Sequence[str]) -> Command:
     """Read the arguments behind ``vllm serve`` or ``sglang.launch_server``."""
-    texts = parse_flags(engine, arguments)
+    texts = parse_flags(engine, in_full_words(engine, arguments))
     flags = {
         name.removeprefix("flag."): value for name, value in flag_facts(engine, texts).items() if name[:5] == "flag."
     }
@@ -147,6 +162,17 @@ def read_command(engine: str, arguments: Sequence[str]) -> Command:
     )
 
 
+def in_full_words(engine: str, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the beginnings of long options, which argparse takes, in full."""
+    words = []
+    for word in arguments:
+        name, full = _long_name(word), ""
+        if name and "." not in word.partition("=")[0]:
+            full = in_full(engine, name)
+        words.append(f"--{full}{''.join(word.partition('=')[1:])}" if full and full != name else word)
+    return words
+
+
 def _model(engine: str, arguments: Sequence[str], flags: Mapping[str, Value]) -> str:
     named = flags.get("model") or flags.get("model-path")
     if isinstance(named, str):
@@ -166,6 +192,10 @@ def repaired(command: Command, problems: Sequence[FlagProblem], more: Mapping[st
             changes[problem.flag] = problem.proposed or None
     changes |= more or {}
     words, at = [], 0
+    set_anew = frozenset(changes)
+    nested, renamed = _nested(command, renamed)
+    if nested:
+        changes["hf-overrides"] = json.dumps(nested)
     arguments = command.arguments
     while at < len(arguments):
         flag, length = _flag_at(command.engine, arguments, at)
@@ -177,16 +207,39 @@ def repaired(command: Command, problems: Sequence[FlagProblem], more: Mapping[st
             value = changes.pop(flag)
             if value is not None:
                 words += [f"--{flag}", value]
-        elif flag in renamed and renamed[flag] not in changes:
-            words += (
-                [f"--{renamed[flag]}", *part[1:]]
-                if "=" not in part[0]
-                else [f"--{renamed[flag]}={part[0].partition('=')[2]}"]
-            )
+        elif flag in set_anew or (nested and flag in ("hf-overrides", *_INTO)):
+            continue  # the last one wins, and there is one by now
+        elif flag in renamed:
+            words += _renamed(part, renamed[flag], {*set_anew, *command.flags})
         else:
             words += part
     words += [word for flag, value in changes.items() if value is not None for word in (f"--{flag}", value)]
     return shlex.join(words)
+
+
+def _renamed(part: Sequence[str], name: str, given: AbstractSet[str]) -> list[str]:
+    """Return the words of one flag under another name; none where that one is `given` with a value of its own."""
+    if name in given:
+        return []
+    _, equals, value = part[0].partition("=")
+    return [f"--{name}={value}"] if equals else [f"--{name}", *part[1:]]
+
+
+def _nested(command: Command, renamed: dict[str, str]) -> tuple[dict[str, object], dict[str, str]]:
+    """Return what flags that became fields of ``--hf-overrides`` set there, and the other new names.
+
+    The length of a model with YaRN is the one that its config declares: since 0.32 vLLM computes none from the factor.
+    """
+    moved = [flag for flag in _INTO if renamed.get(flag) == "hf-overrides" and flag in command.flags]
+    if not moved:
+        return {}, renamed
+    fields = command.overrides
+    scaling = fields.get("rope_scaling")
+    if isinstance(scaling, dict) and "yarn" in (scaling.get("rope_type"), scaling.get("type")):
+        original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+        if isinstance(original, int) and isinstance(factor, (int, float)):
+            fields.setdefault("max_position_embeddings", int(original * factor))
+    return fields, {flag: name for flag, name in renamed.items() if flag not in moved}
 
 
 def _flag_at(engine: str, arguments: Sequence[str], at: int) -> tuple[str, int]:
@@ -195,7 +248,7 @@ def _flag_at(engine: str, arguments: Sequence[str], at: int) -> tuple[str, int]:
     if not word.startswith("-"):
         return "", 1
     name, equals, _ = word.partition("=")
-    spelling = _long_name(word) or name
+    spelling = in_full(engine, _long_name(word)) or name
     flag = FLAGS[engine].get(spelling)
     following = arguments[at + 1] if at + 1 < len(arguments) else ""
     takes = not equals and following and (not following.startswith("-") or following[1:2].isdigit())

@@ -19,9 +19,16 @@ LONGEST = 10**9
 """Tokens, sequences and blocks: nothing that is asked for is larger."""
 MOST_RANKS = 65_536
 KV_TYPES = re.compile(
-    r"auto|bf16|bfloat16|fp16|float16|int8|int4|nvfp4|fp4|mxfp4|fp8\w*|nvfp4\w*|int[48]_per_token_head|fp4_e2m1|turboquant\w*"
+    r"auto|bf16|bfloat16|fp16|float16|int8|int4|nvfp4|fp4|mxfp4|fp8\w*|nvfp4\w*|int[48]_per_token_head|fp4_e2m1|turboquant\w*|octave\w*|ultraquant_4bit|mxfp8|fp4_mx_block16"
 )
+"""KV types that a plan computes, those of no engine among them."""
 KV_TYPES_SHOWN = "auto, bf16, fp16, fp8, fp8_e4m3, fp8_e5m2, int8, int4, nvfp4"
+_VLLM_TYPES = re.compile(
+    r"auto|float16|bfloat16|fp8(_e4m3|_e5m2|_inc|_ds_mla|_per_token_head)?|int[48]_per_token_head"
+    r"|nvfp4(_ds_mla|_4over6)?|(turboquant|octave)_\w+|ultraquant_4bit"
+)
+_SGLANG_TYPES = re.compile(r"auto|fp8|fp8_e5m2|fp8_e4m3|bf16|bfloat16|fp4_e2m1|mxfp8|nvfp4|fp4_mx_block16")
+"""``fp8`` is none of SGLang's, and is repaired; which version has which is in `engines.flag_versions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,14 @@ _MANY = _count(1, LONGEST)
 _BYTES = _count(1, 10**15)
 _GIBS = _Allowed("GiB, 0 or more", lambda text: 0 <= _number(text) <= 1e6)
 _SHARE = _Allowed("above 0, at most 1", lambda text: 0 < _number(text) <= 1)
-_TYPE = _Allowed(KV_TYPES_SHOWN, lambda text: KV_TYPES.fullmatch(text) is not None)
+_VLLM_TYPE = _Allowed(
+    "auto, float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2, nvfp4, int8_per_token_head and others",
+    lambda text: _VLLM_TYPES.fullmatch(text) is not None,
+)
+_SGLANG_TYPE = _Allowed(
+    "auto, fp8_e4m3, fp8_e5m2, bf16, bfloat16, mxfp8, nvfp4, fp4_mx_block16",
+    lambda text: _SGLANG_TYPES.fullmatch(text) is not None,
+)
 _ALLOWED: dict[str, dict[str, _Allowed]] = {
     "vllm": {
         "tensor-parallel-size": _RANKS,
@@ -71,7 +85,7 @@ _ALLOWED: dict[str, dict[str, _Allowed]] = {
         "block-size": _Allowed("1, 8, or a multiple of 16", _is_block),
         "num-gpu-blocks-override": _MANY,
         "kv-cache-memory-bytes": _BYTES,
-        "kv-cache-dtype": _TYPE,
+        "kv-cache-dtype": _VLLM_TYPE,
         "gpu-memory-utilization": _SHARE,
         "cpu-offload-gb": _GIBS,
         "kv-offloading-size": _GIBS,
@@ -86,7 +100,7 @@ _ALLOWED: dict[str, dict[str, _Allowed]] = {
         "max-total-tokens": _MANY,
         "chunked-prefill-size": _count(1, LONGEST, special=("-1",)),
         "page-size": _MANY,
-        "kv-cache-dtype": _TYPE,
+        "kv-cache-dtype": _SGLANG_TYPE,
         "mem-fraction-static": _SHARE,
         "hicache-size": _GIBS,
     },

@@ -24,7 +24,20 @@ _SPELLINGS = {
 }
 _INNER = ("attn_config", "ffn_config")
 """Parts of a text model's config that hold its own fields (DBRX, MPT)."""
-_NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model")
+NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model")
+"""Parts of the config of a model of several kinds of input that are the text model's own."""
+
+_GEMMA3 = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+}
+"""Defaults of transformers' ``Gemma3TextConfig``, which the configurations of text and images leave out."""
 
 
 class ModelConfigError(ValueError):
@@ -45,7 +58,7 @@ class Fields:
         """Return the fields of a whole ``config.json``; the text model's part is found where there are several."""
         own = config
         while True:
-            inner = next((own[name] for name in _NESTED if isinstance(own.get(name), dict)), None)
+            inner = next((own[name] for name in NESTED if isinstance(own.get(name), dict)), None)
             if inner is None:
                 return cls(own, config)
             own = inner
@@ -64,7 +77,8 @@ class Fields:
             for spelling in (name, *_SPELLINGS.get(name, ())):
                 if source.get(spelling) is not None:
                     return source[spelling]
-        return None
+        gemma3 = name in _GEMMA3 and "gemma3forconditionalgeneration" in self.architecture.lower()
+        return _GEMMA3[name] if gemma3 else None
 
     def number(self, name: str) -> int | None:
         """Return a count, or None when it is absent.

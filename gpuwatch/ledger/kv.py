@@ -104,8 +104,16 @@ class Layout:
 
 
 _FOUR_BITS = ("nvfp4", "fp4", "mxfp4", "int4", "ultraquant_4bit")
-_BLOCK_SCALES = {"nvfp4": 0.5, "fp4": 0.5, "fp4_e2m1": 0.5, "nvfp4_4over6": 0.5, "mxfp4": 0.25}
-"""Bits for each element of a 4-bit float: a scale of 8 bits for 16 elements, of MXFP4 for 32."""
+_BLOCK_SCALES = {
+    "nvfp4": 0.5,
+    "fp4": 0.5,
+    "fp4_e2m1": 0.5,
+    "nvfp4_4over6": 0.5,
+    "fp4_mx_block16": 0.5,
+    "mxfp4": 0.25,
+    "mxfp8": 0.25,
+}
+"""Bits for each element of floats in blocks: a scale of 8 bits for 16 elements, of MXFP4 and MXFP8 for 32."""
 _CHANNEL_SCALES = {"int4": 0.25, "int8": 0.125}
 """Bits for each element of types that no engine takes by this name: a scale of 16 bits for 64 or 128 elements."""
 
@@ -122,7 +130,9 @@ def element_bytes(dtype: str, model_dtype: str) -> float:
         return DTYPE_BYTES.get(model_dtype, 2.0)
     if dtype.startswith(_FOUR_BITS):
         return 0.5
-    return DTYPE_BYTES.get(dtype.split("_per_", maxsplit=1)[0], 1.0 if dtype.startswith(("fp8", "int8")) else 2.0)
+    return DTYPE_BYTES.get(
+        dtype.split("_per_", maxsplit=1)[0], 1.0 if dtype.startswith(("fp8", "int8", "mxfp8")) else 2.0
+    )
 
 
 def bytes_per_token(model: Model, dtype: str, tp: int = 1, dcp: int = 1) -> float:

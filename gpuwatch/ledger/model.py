@@ -65,7 +65,8 @@ class Quantisation:
     """How weights are stored: `method` as the config names it, bits of a weight, and what its scales add.
 
     `group` is the number of weights that share a scale, 0 for one scale per channel. `kept` are name parts of modules
-    that stay in the model's own type. `known` is False for a method that is not in the table.
+    that stay in the model's own type. A rank's part of a feed-forward width must be a multiple of `step`. `known` is
+    False for a method that is not in the table.
     """
 
     method: str
@@ -76,6 +77,7 @@ class Quantisation:
     kept: tuple[str, ...] = ()
     known: bool = True
     experts_only: bool = False
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +85,12 @@ class Model:
     """Everything of a model's config that memory depends on.
 
     `missing` names the fields that are needed and absent: figures that need them are not computed; `kv_missing` are
-    those of them that the KV cache needs. `native_context`
-    is the length it was trained for, `context` the one it declares (with scaling). `uncounted` names parts that the
-    arithmetic does not cover. `dense_widths` is the sum of the widths of the feed-forward parts where they differ,
-    `other` the parameters of its layers that no other field gives. `kv_type` is the KV type that the checkpoint asks
-    for. `stacked` levels of a tower's output are added to layers of the model, each from a buffer for a whole step.
+    those of them that the KV cache needs. `context` is the length it declares, before what an engine makes of it
+    (`ledger.lengths`). `uncounted` names parts that the arithmetic does not cover. `dense_widths` is the sum of the
+    widths of the feed-forward parts where they differ, `other` the parameters of its layers that no other field gives.
+    `kv_type` is the KV type that the checkpoint asks for. `rope_factor` and `rope_original` are those of its scaling,
+    `original_context` the length before scaling that the config states outside of it. `stacked` levels of a tower's
+    output are added to layers of the model, each from a buffer for a whole step.
     """
 
     name: str
@@ -108,8 +111,10 @@ class Model:
     mla_nope: int = 0
     mla_rope: int = 0
     context: int | None = None
-    native_context: int | None = None
     rope_scaling: str = ""
+    rope_factor: float = 1.0
+    rope_original: int = 0
+    original_context: int = 0
     tower_tensors: tuple[tuple[int, int], ...] = ()
     tower_width: int = 0
     tower_known: bool = True

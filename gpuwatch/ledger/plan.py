@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gpuwatch.ledger.budget import SGLANG_CONTEXT_BYTES, pool_bytes
+from gpuwatch.ledger.defaults import sglang_fraction
 from gpuwatch.ledger.kv import whole_bytes_per_token
+from gpuwatch.ledger.lengths import allowed_length, too_long
 from gpuwatch.ledger.need import GROWTH, Engine
 from gpuwatch.ledger.pool import longest_context, pool_of
 from gpuwatch.ledger.starts import most_sharing, obstacles
@@ -187,16 +189,21 @@ def make_plan(engines: Sequence[Engine]) -> Plan:
     card = card_of(engines)
     ranks = max(engine.deployment.cards for engine in engines)
     whole = [_others(engines, engine) for engine in engines]
-    capacities = tuple(capacity_of(engine, others) for engine, others in zip(engines, whole, strict=True))
+    told = [len(engines) == 1 or engine.deployment.fraction_asked for engine in engines]
+    capacities = tuple(
+        capacity_of(engine, others) if own else _at_share(engine, engines[:at])
+        for at, (engine, others, own) in enumerate(zip(engines, whole, told, strict=True))
+    )
     verdict = verdict_of(engines)
     notes_of_ranks = [note for engine in engines for note in obstacles(engine.model, engine.deployment)]
     notes = list(notes_of_ranks)
     notes += [note for engine in engines for note in notes_of(engine)]
     serves = True
     if verdict != "unknown" and not notes_of_ranks and card.total <= card.capacity:
-        judged = [found for found in capacities if len(engines) == 1 or found.engine.deployment.fraction_asked]
-        short = [note for found in judged for note in start_notes(found)]
+        short = [note for found, own in zip(capacities, told, strict=True) if own for note in start_notes(found)]
         notes, serves = [*short, *notes], not short
+    refused = [words for engine in engines if (words := too_long(engine.model, engine.deployment))]
+    notes, serves = [*refused, *notes], serves and not refused
     if len(engines) > 1:
         notes += _sharing_notes(engines)
     return Plan(
@@ -208,6 +215,16 @@ def make_plan(engines: Sequence[Engine]) -> Plan:
         notes=tuple(dict.fromkeys(notes)),
         serves=serves,
     )
+
+
+def _at_share(engine: Engine, earlier: Sequence[Engine]) -> Capacity:
+    """Return what the pool of one of several engines holds with the share of the card that it needs."""
+    share = min(1.0, fraction_needed(engine, earlier))
+    sharing = engine.with_deployment(fraction=share, fraction_asked=True)
+    if engine.deployment.engine == "sglang":  # its share is of what those that started earlier leave
+        taken = sum(card_of([other]).total for other in earlier)
+        sharing = sharing.with_deployment(capacity=max(1.0, engine.deployment.capacity - taken))
+    return capacity_of(sharing)
 
 
 def _sharing_notes(engines: Sequence[Engine]) -> list[str]:
@@ -224,6 +241,13 @@ def _sharing_notes(engines: Sequence[Engine]) -> list[str]:
     ]
 
 
+def pool_flag(deployment: Deployment) -> str:
+    """Return the flag with which the size of the pool was asked for, and its value; empty where none was."""
+    names = ("num-gpu-blocks-override", "kv-cache-memory-bytes", "max-total-tokens")
+    values = (deployment.blocks_override, deployment.kv_bytes, deployment.max_total_tokens)
+    return next((f"--{name} {value:.0f}" for name, value in zip(names, values, strict=True) if value is not None), "")
+
+
 def start_notes(found: Capacity) -> list[str]:
     """Say what is needed where the card holds a request and the engine's share of it does not."""
     engine = found.engine
@@ -231,7 +255,8 @@ def start_notes(found: Capacity) -> list[str]:
         return []
     flag = "--mem-fraction-static" if engine.deployment.engine == "sglang" else "--gpu-memory-utilization"
     needed, given = fraction_needed(engine), engine.deployment.fraction
-    words = f"with {flag} {given:g} the pool holds less than one request of {engine.deployment.context:,} tokens"
+    limit = pool_flag(engine.deployment) or f"{flag} {given:g}"
+    words = f"with {limit} the pool holds less than one request of {engine.deployment.context:,} tokens"
     if engine.deployment.engine == "sglang" and found.tokens > 0:
         words += ", so the engine refuses one"
     else:
@@ -255,18 +280,32 @@ def error_band(card: Card) -> float:
 
 
 def fewest_gpus(engines: Sequence[Engine]) -> int | None:
-    """Return the fewest cards, 1, 2, 4 …, on which the engines fit, or fit tightly, with tensor parallelism.
+    """Return the fewest cards, 1, 2, 4 …, on which the engines fit, or fit tightly, and serve, with tensor parallelism.
 
-    None where there are none up to `MOST_GPUS`, and where a config lacks what it takes to know.
+    A size of the pool that was asked for is that of other cards, and left out. None where there are none up to
+    `MOST_GPUS`, and where a config lacks what it takes to know.
     """
     most = 1 if any(engine.deployment.mig for engine in engines) else MOST_GPUS
     count = 1
     while count <= most:
-        tried = [at_tp(engine, count) for engine in engines]
-        if all(possible_tp(engine) for engine in tried) and verdict_of(tried) in ("fits", "tight"):
+        tried = [own_pool(at_tp(engine, count)) for engine in engines]
+        if all(possible_tp(engine) for engine in tried) and verdict_of(tried) in ("fits", "tight") and starts(tried):
             return count
         count *= 2
     return None
+
+
+def starts(engines: Sequence[Engine]) -> bool:
+    """Return whether each pool holds one request; of several engines only those have one that were told their share."""
+    judged = [engine for engine in engines if len(engines) == 1 or engine.deployment.fraction_asked]
+    return not any(starved(engine, engines) for engine in judged)
+
+
+def own_pool(engine: Engine) -> Engine:
+    """Return the engine with the pool that its card gives it."""
+    if not engine.deployment.pool_asked:
+        return engine
+    return engine.with_deployment(kv_bytes=None, blocks_override=None, max_total_tokens=None, fraction_asked=False)
 
 
 def at_tp(engine: Engine, tp: int) -> Engine:
@@ -277,7 +316,16 @@ def at_tp(engine: Engine, tp: int) -> Engine:
     )
     dcp = engine.deployment.dcp
     shared = dcp if tp % dcp == 0 and dcp <= most_sharing(engine.model, tried.deployment) else 1
-    return tried.with_deployment(dcp=shared)
+    return retuned(tried.with_deployment(dcp=shared), engine)
+
+
+def retuned(changed: Engine, engine: Engine) -> Engine:
+    """Return a changed engine with the fraction that SGLang would choose for it, where `engine` has its own choice."""
+    before, after = engine.deployment, changed.deployment
+    mla = any(group.kind == "mla" for group in engine.model.layers)
+    if before.engine != "sglang" or before.fraction_asked or before.fraction != sglang_fraction(before, mla=mla):
+        return changed
+    return changed.with_deployment(fraction=sglang_fraction(after, mla=mla))
 
 
 def possible_tp(engine: Engine) -> bool:
@@ -290,20 +338,21 @@ def notes_of(engine: Engine) -> list[str]:
     model, deployment = engine.model, engine.deployment
     notes = list(model.notes)
     heads = model.kv_heads
-    if model.attention and model.attention[0].kind != "mla" and 0 < heads < deployment.attention_tp:
+    reach = heads * deployment.dcp  # ranks that share a context hold different tokens of the same heads
+    if model.attention and model.attention[0].kind != "mla" and 0 < reach < deployment.attention_tp:
         copied = (
             f"{heads} KV heads on {deployment.attention_tp} ranks: heads are copied, so KV per card stops shrinking"
         )
-        notes.append(f"{copied} beyond {heads}{_sharing_hint(engine)}")
-    native = model.native_context
-    if native and deployment.context > native and not model.rope_scaling:
+        notes.append(f"{copied} beyond {reach}{_sharing_hint(engine)}")
+    allowed = allowed_length(model, deployment.engine, deployment.version)
+    if allowed and deployment.context > allowed and deployment.longer_allowed:
         notes.append(
-            f"{deployment.context:,} tokens are beyond the {native:,} the model was trained for, and its config has no "
-            "rope scaling: answers degrade without an error"
+            f"{deployment.context:,} tokens are beyond the {allowed:,} that the model's config gives, and forced: "
+            "answers degrade without an error"
         )
     if deployment.kv_dtype.startswith("fp8"):
         notes.append("FP8 KV loses exact digit strings first; check with calibrated scales before relying on it")
-    if deployment.kv_dtype.startswith("turboquant"):
+    if deployment.kv_dtype.startswith(("turboquant", "octave")):
         notes.append(f"not counted: what {deployment.kv_dtype} saves; its KV cache is counted as 16-bit")
     if deployment.kv_dtype in ("int4", "nvfp4", "fp4"):
         notes.append(

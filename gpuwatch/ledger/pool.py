@@ -120,6 +120,8 @@ def longest_context(model: Model, deployment: Deployment, available: float) -> i
         return pool.tokens if model.attention else LONGEST * (pool.concurrency >= 1)
     plan = layout(model, deployment.kv_settings)
     available *= own_share(deployment)
+    if deployment.blocks_override is not None:
+        available = deployment.blocks_override * float(plan.block_bytes)
     low, high = 0, LONGEST
     while low < high:
         middle = (low + high + 1) // 2

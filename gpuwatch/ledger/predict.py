@@ -12,6 +12,7 @@ from gpuwatch.ledger.beside import adapters_of, loads_towers
 from gpuwatch.ledger.budget import Deployment, pool_bytes
 from gpuwatch.ledger.defaults import with_defaults
 from gpuwatch.ledger.known import find
+from gpuwatch.ledger.lengths import default_length
 from gpuwatch.ledger.need import Engine, loaded, quantised
 from gpuwatch.ledger.pool import pool_of
 from gpuwatch.ledger.portable import from_portable
@@ -79,7 +80,7 @@ def engine_of(kind: str, facts: Mapping[str, Value], capacity: float) -> Engine 
         dp_attention=_groups(facts),
         sharing_dp=(_count(facts, "dp") or 1) if kind == "vllm" and model.experts is not None else 1,
         expert_parallel=facts.get("flag.enable-expert-parallel") is True,
-        context=_count(facts, "max_model_len") or model.context or _FIRST_CONTEXT,
+        context=_count(facts, "max_model_len") or default_length(model, kind, version) or _FIRST_CONTEXT,
         kv_dtype=_kv_dtype(facts),
         block_size=_count(facts, "kv.block_size") or (1 if kind == "sglang" else 16),
         eager=facts.get("enforce_eager") is True,

@@ -5,6 +5,7 @@ Sources: the configurations of AutoAWQ, GPTQ, compressed-tensors, ModelOpt, bits
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.ledger.model import Quantisation
@@ -59,7 +60,7 @@ _FLAGS = {
         _BY_NAME["fp8"],
     ),
     **dict.fromkeys(("w8a8_int8", "blockwise_int8", "int8_per_channel_weight_only"), _BY_NAME["int8"]),
-    "fp8_per_block": Quantisation("fp8", 8, 128 * 128, 32, kept=_PLAIN),
+    "fp8_per_block": Quantisation("fp8", 8, 128 * 128, 32, kept=_PLAIN, step=128),
     "experts_int8": Quantisation("experts_int8", 8, experts_only=True),
     "gpt_oss_mxfp4": _BY_NAME["mxfp4"],
     "bitsandbytes": Quantisation("bitsandbytes", 4, 64, 32, kept=_PLAIN),
@@ -104,11 +105,13 @@ def _described(found: Mapping[str, Any]) -> Quantisation:
     if method in ("awq", "gptq", "awq_marlin", "gptq_marlin", "auto-round", "gptqmodel"):
         bits, group = found.get("bits") or found.get("w_bit") or 4, found.get("group_size") or found.get("q_group_size")
         group = int(group or 128)
-        return Quantisation(method, float(bits), max(0, group), 16, float(bits), kept or ("lm_head", "embed"))
+        group = max(0, group)
+        return Quantisation(method, float(bits), group, 16, float(bits), kept or ("lm_head", "embed"), step=group)
     if method in ("fp8", "fbgemm_fp8"):
         block = found.get("weight_block_size") or (0,)
         elements = int(block[0]) * int(block[-1])
-        return Quantisation("fp8", 8, elements, 32 if elements else 16, kept=kept or ("lm_head", "embed"))
+        step = math.lcm(int(block[0]), int(block[-1]))
+        return Quantisation("fp8", 8, elements, 32 if elements else 16, kept=kept or ("lm_head", "embed"), step=step)
     if method == "mxfp4":
         return Quantisation("mxfp4", 4, 32, 8, kept=kept or ("lm_head", "embed", "attn"), experts_only=True)
     return Quantisation(method or "unnamed", 16, kept=kept, known=False)
@@ -141,7 +144,8 @@ def _compressed(found: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisation
     floats = weights.get("type") == "float"
     scale = 8.0 if bits == 4 and floats else 16.0  # FP4 scales are stored in 8 bits
     zero = 0.0 if weights.get("symmetric", True) else bits
-    return Quantisation("compressed-tensors", bits, max(0, group), scale, zero, kept or ("lm_head", "embed"))
+    step = max(0, group) if bits == 4 and not floats else 0  # other formats are padded
+    return Quantisation("compressed-tensors", bits, max(0, group), scale, zero, kept or ("lm_head", "embed"), step=step)
 
 
 def _bitsandbytes(found: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisation:

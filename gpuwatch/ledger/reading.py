@@ -16,8 +16,10 @@ from gpuwatch.ledger.towers import stacked_levels, tower_tensors, tower_width
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-GEMMA3_VOCAB, GEMMA3_CONTEXT = 262_208, 131_072
-"""Defaults of ``Gemma3TextConfig``, which the multimodal configurations leave out."""
+LONGEST = 10**9
+"""A ``model_max_length`` above stands for no limit."""
+MOST_LAYERS, WIDEST = 10_000, 10**7
+"""Layers and width of a model that is none: an error in the file."""
 
 
 def read_model(config: Mapping[str, Any], name: str = "") -> Model:
@@ -30,7 +32,7 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
     """
     fields = Fields.of(config)
     _check_heads(fields)
-    count = fields.need("num_hidden_layers")
+    count = _layer_count(fields)
     shared = fields.number("num_kv_shared_layers") or 0
     kinds = layer_kinds(fields, count)[: count - shared] if shared < count else []
     blocks = blocks_of(fields)
@@ -52,7 +54,7 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
         layers=layers,
         q_heads=heads,
         intermediate=inner,
-        vocab=_vocab(fields),
+        vocab=fields.need("vocab_size"),
         tied=_tied(fields),
         gated=is_gated(architecture),
         dense_layers=dense,
@@ -63,9 +65,7 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
         mla_value=fields.number("v_head_dim") or 0,
         mla_nope=fields.number("qk_nope_head_dim") or 0,
         mla_rope=fields.number("qk_rope_head_dim") or 0,
-        context=_context(fields),
-        native_context=_native(fields, scaling, kind),
-        rope_scaling="" if kind == "default" else kind,
+        **_lengths(fields, scaling, kind),
         tower_tensors=tower,
         tower_width=tower_width(fields.outer),
         tower_known=tower_known,
@@ -92,6 +92,37 @@ def _scaling(fields: Fields) -> tuple[Fields | None, str]:
     return scaling, (scaling.text("rope_type") or scaling.text("type")) if scaling else ""
 
 
+def _lengths(fields: Fields, scaling: Fields | None, kind: str) -> dict[str, Any]:
+    """Return what the config says about lengths, by the fields of `Model`."""
+    original = "original_max_position_embeddings"
+    return {
+        "context": _context(fields),
+        "rope_scaling": "" if kind == "default" else kind,
+        "rope_factor": _factor(scaling),
+        "rope_original": (scaling.number(original) or 0) if scaling is not None else 0,
+        "original_context": fields.number(original) or 0,
+    }
+
+
+def _factor(scaling: Fields | None) -> float:
+    """Return how many times as long the scaling makes a model."""
+    factor = scaling.value("factor") if scaling is not None else None
+    return float(factor) if isinstance(factor, (int, float)) and 1 <= factor <= 1024 else 1.0  # of any model
+
+
+def _layer_count(fields: Fields) -> int:
+    """Return the number of layers.
+
+    Raises:
+        ModelConfigError: it, or their width, is that of no model.
+    """
+    for name, most in (("num_hidden_layers", MOST_LAYERS), ("hidden_size", WIDEST)):
+        found = fields.number(name)
+        if found is not None and found > most:
+            raise ModelConfigError(f"{name} is {found:,}; allowed: 0 to {most:,}")
+    return fields.need("num_hidden_layers")
+
+
 def _check_heads(fields: Fields) -> None:
     """Check the heads of attention.
 
@@ -106,16 +137,6 @@ def _check_heads(fields: Fields) -> None:
         raise ModelConfigError("num_attention_heads is 0; allowed: 1 and more")
     if queries and keys and queries % keys and not fields.number("kv_lora_rank"):
         raise ModelConfigError(f"num_key_value_heads is {keys}; allowed: a divisor of the {queries} query heads")
-
-
-def _vocab(fields: Fields) -> int:
-    if fields.number("vocab_size") is None and _is_gemma3(fields):
-        return GEMMA3_VOCAB
-    return fields.need("vocab_size")
-
-
-def _is_gemma3(fields: Fields) -> bool:
-    return "gemma3forconditionalgeneration" in fields.architecture.lower()
 
 
 def _uncounted(fields: Fields) -> tuple[str, ...]:
@@ -205,19 +226,10 @@ def _experts(fields: Fields, count: int) -> tuple[int, Experts | None]:
 
 
 def _context(fields: Fields) -> int | None:
-    declared = fields.number("max_position_embeddings")
-    return GEMMA3_CONTEXT if declared is None and _is_gemma3(fields) else declared
-
-
-def _native(fields: Fields, scaling: Fields | None, kind: str) -> int | None:
-    """Return the length that the model was trained for, before scaling."""
-    declared = _context(fields)
-    if scaling is None:
-        return declared
-    original = scaling.number("original_max_position_embeddings")
-    if kind == "llama3":  # its scaling belongs to the trained model
-        return declared
-    return original or declared
+    longest = fields.value("model_max_length")  # goes before in both engines (Command R)
+    if isinstance(longest, int) and 0 < longest <= LONGEST:
+        return longest
+    return fields.number("max_position_embeddings")
 
 
 def _shared_attention(fields: Fields, count: int, shared: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwatch.ledger.plan import at_tp, capacity_of, possible_tp, verdict_of
+from gpuwatch.ledger.plan import at_tp, capacity_of, possible_tp, starts, verdict_of
 
 if TYPE_CHECKING:
     from gpuwatch.ledger.need import Engine
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """`replicas` groups of `tp` ranks. `concurrency` is that of all replicas together, 0 where one does not fit.
+    """`replicas` groups of `tp` ranks. `concurrency` is that of all replicas together, 0 where one does not start.
 
     `shared`: the groups are data-parallel ones of one engine, which divide the experts among them.
     """
@@ -38,7 +38,7 @@ def spreads(engine: Engine, gpus: int) -> tuple[Spread, ...]:
         tried = at_tp(engine, tp)
         if gpus % tp == 0 and possible_tp(tried):
             verdict, replicas = verdict_of([tried]), gpus // tp
-            each = 0.0 if verdict == "does_not_fit" else capacity_of(tried).served
+            each = 0.0 if verdict == "does_not_fit" or not starts([tried]) else capacity_of(tried).served
             found.append(Spread(tp, replicas, verdict, replicas * each))
         tp *= 2
     asked = engine.deployment

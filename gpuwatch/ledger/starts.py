@@ -1,7 +1,8 @@
 """Whether an engine starts at all with the ranks that it is given: what both engines check before they load anything.
 
 Sources: vLLM's ``config/model.py`` (``verify_with_parallel_config``) and ``config/parallel.py``;
-``QKVParallelLinear`` of both engines.
+``QKVParallelLinear`` of both engines; ``validate_fp8_block_shape`` and its counterpart for experts, and
+``verify_marlin_supports_shape``, in vLLM's ``layers/quantization/utils``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,37 @@ def obstacles(model: Model, deployment: Deployment) -> tuple[str, ...]:
     )
     if uneven:
         return (f"{uneven[0]} KV heads can neither be divided over {ranks} ranks nor copied: it will not start",)
-    return () if deployment.dcp == 1 else _shared_context(model, deployment)
+    shared = () if deployment.dcp == 1 else _shared_context(model, deployment)
+    return shared or _uneven_groups(model, deployment)
+
+
+_FEED_FORWARD = ("mlp", "experts", "down_proj", "gate_up_proj", "up_proj")
+"""Ends of the names of modules whose exclusion from quantisation leaves nothing to divide by groups."""
+
+
+def _uneven_groups(model: Model, deployment: Deployment) -> tuple[str, ...]:
+    """Return what forbids the ranks because they cut through groups of quantised weights that share a scale."""
+    stored = model.quantisation
+    if stored is None or any(name.rstrip(".*$").endswith(_FEED_FORWARD) for name in stored.kept):
+        return ()
+    width = cut_width(model, deployment, stored.step, experts=stored.bits >= 8)  # bits
+    if not width:
+        return ()
+    words = f"a feed-forward width of {width:,} over {deployment.tp} ranks is {width / deployment.tp:g} each"
+    return (f"{words}, no multiple of the {stored.step} weights that share a scale: it will not start",)
+
+
+def cut_width(model: Model, deployment: Deployment, step: int, *, experts: bool) -> int:
+    """Return the feed-forward width that the ranks divide into parts that are no multiple of `step`; 0 where none is.
+
+    `experts`: theirs count, too. In fewer than 8 bits there are kernels for them, and expert parallelism cuts none.
+    """
+    tp, mixture = deployment.tp, model.experts
+    widths = [model.intermediate] if model.dense_layers else []
+    if mixture is not None and experts and not deployment.expert_parallel:
+        widths.append(mixture.width)
+    uneven = (width for width in widths if width and (width % tp or width // tp % step)) if step and tp > 1 else ()
+    return next(iter(uneven), 0)
 
 
 def _shared_context(model: Model, deployment: Deployment) -> tuple[str, ...]:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _WITHOUT_WEIGHTS = ("ngram", "ngram_gpu", "suffix", "[ngram]")
 """Ways of drafting that need no weights."""
 
+OVERRIDES = ("hf-overrides", "rope-scaling", "json-model-override-args")
+"""Flags that replace fields of the model's config, which is computed with them."""
+
 # flag | values that matter (none: any) | what is not counted
 _VLLM = """
 speculative-config | | weights, KV cache and graphs of the draft model
@@ -61,6 +64,8 @@ def not_counted(engine: str, flags: Mapping[str, Value], *, draft: bool = False)
     for name, (values, what) in _ROWS[engine].items():
         value = flags.get(name)
         if value is None or value is False or (values and str(value).upper() not in values):
+            continue
+        if name in OVERRIDES and settings_in(value):
             continue
         method = settings_in(value).get("method") if name == "speculative-config" else value
         if name.startswith("speculative-") and method in _WITHOUT_WEIGHTS:

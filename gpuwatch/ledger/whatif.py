@@ -8,14 +8,24 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.ledger.kv import element_bytes
 from gpuwatch.ledger.need import Engine, with_weights
-from gpuwatch.ledger.plan import capacity_of, card_of, fraction_needed, possible_tp, verdict_of
-from gpuwatch.ledger.starts import most_sharing, obstacles
+from gpuwatch.ledger.plan import (
+    capacity_of,
+    card_of,
+    fraction_needed,
+    own_pool,
+    pool_flag,
+    possible_tp,
+    retuned,
+    verdict_of,
+)
+from gpuwatch.ledger.starts import cut_width, most_sharing, obstacles
 from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-HIGHEST_FRACTION = 0.97
+HIGHEST_FRACTION = {"vllm": 0.95, "sglang": 0.9}
+"""Above these `engines.flag_versions` calls a fraction risky."""
 FRACTION_STEP = 0.03
 RECENT_TOKENS = 4096
 """Tokens that stay in 16 bits in the mixed-precision row."""
@@ -23,6 +33,8 @@ WINDOW_TOKENS = 4096
 CONTEXT_STEP = 1024
 LEAST_CHUNK = 1024
 SMALL_GAIN = 1.01
+SCALED_TOGETHER = 128
+"""Weights that share a scale in most quantised checkpoints."""
 
 FREE, SPEED, QUALITY, HARDWARE = range(4)
 """What a change costs, cheapest first."""
@@ -46,7 +58,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a change buys: the longest request, how many of full length fit, and the verdict."""
+    """What a change buys: the longest request, how many of full length fit, and the verdict.
+
+    `serves` is False where the engine, launched like this, holds no request that was asked for, whatever the verdict
+    on the card.
+    """
 
     change: str
     costs: str
@@ -56,6 +72,7 @@ class Row:
     max_concurrency: float
     verdict: str
     available: bool = True
+    serves: bool = True
 
 
 def what_if(engine: Engine, others: Sequence[Engine] = ()) -> tuple[Row, ...]:
@@ -65,9 +82,12 @@ def what_if(engine: Engine, others: Sequence[Engine] = ()) -> tuple[Row, ...]:
     a request they allow. Where the engine does not start with its ranks, only what changes that is of use. `others`
     share the cards and stay as they are.
     """
-    base = _measure(Change("", "", FREE, engine), others)
-    shorter = _shorter(engine, base, others)
-    rows = [_measure(change, others) for change in (*_beside(engine, others), *shorter)]
+    share = _share(engine, others)
+    base = _measure(Change("", "", FREE, engine), others, share)
+    rows = [_measure(change, others, share) for change in _beside(engine, others)]
+    for change in _shorter(engine, base, others, share):
+        row = _measure(change, others, share)
+        rows.append(replace(row, max_context=min(row.max_context, change.engine.deployment.context)))
     stuck = bool(obstacles(engine.model, engine.deployment))
     useful = [row for row in rows if _order(row) < _order(base) or (_gain(row, base) > SMALL_GAIN and not stuck)]
     return tuple(
@@ -75,7 +95,14 @@ def what_if(engine: Engine, others: Sequence[Engine] = ()) -> tuple[Row, ...]:
     )
 
 
-def _shorter(engine: Engine, base: Row, others: Sequence[Engine]) -> Iterator[Change]:
+def _share(engine: Engine, others: Sequence[Engine]) -> float | None:
+    """Return the share of the card with which vLLM is launched beside others; None where its own fraction counts."""
+    if not others or engine.deployment.engine != "vllm" or engine.deployment.fraction_asked:
+        return None
+    return min(1.0, fraction_needed(engine))
+
+
+def _shorter(engine: Engine, base: Row, others: Sequence[Engine], share: float | None) -> Iterator[Change]:
     """Yield the longest context that fits where the one that was asked for does not."""
     if obstacles(engine.model, engine.deployment):
         return
@@ -86,7 +113,7 @@ def _shorter(engine: Engine, base: Row, others: Sequence[Engine]) -> Iterator[Ch
     while low < high:
         middle = (low + high + 1) // 2
         tried = engine.with_deployment(context=middle * CONTEXT_STEP)
-        row = _measure(Change("", "", FREE, tried), others)
+        row = _measure(Change("", "", FREE, tried), others, share)
         low, high = (middle, high) if row.verdict == "fits" and _serves(row) else (low, middle - 1)
     if low:
         flag = "--context-length" if engine.deployment.engine == "sglang" else "--max-model-len"
@@ -96,12 +123,22 @@ def _shorter(engine: Engine, base: Row, others: Sequence[Engine]) -> Iterator[Ch
 
 
 def best_pair(engine: Engine, others: Sequence[Engine] = ()) -> Row | None:
-    """Return the cheapest two changes that together make what was asked for fit, when no single one does."""
-    singles = [change for change in _beside(engine, others) if change.available]
-    if any(_order(_measure(change, others)) == 0 for change in singles):
+    """Return the cheapest two changes that together make what was asked for fit, when no single one does.
+
+    More cards are another question: two changes are sought on those that there are, though twice as many would do.
+    """
+    share = _share(engine, others)
+    base = _measure(Change("", "", FREE, engine), others, share)
+    changes = [change for change in _beside(engine, others) if change.available]
+    measured = [(change, _measure(change, others, share)) for change in changes]
+    here = [(change, row) for change, row in measured if change.weight != HARDWARE]
+    alone = min(_order(row) for row in (base, *(row for _, row in here)))
+    if alone == 0:
         return None
-    fitting = [row for row in (_measure(pair, others) for pair in _pairs(singles)) if _order(row) == 0]
-    return min(fitting, key=lambda row: (row.weight, -row.max_context), default=None)
+    enough = any(_order(row) == 0 for _, row in measured)
+    singles = [change for change, _ in (here if enough else measured)]
+    better = [row for row in (_measure(pair, others, share) for pair in _pairs(singles)) if _order(row) < alone]
+    return min(better, key=lambda row: (row.weight, _order(row), -row.max_context), default=None)
 
 
 def on_these_cards(engine: Engine, context: int, *, four_bit_kv: bool = False) -> tuple[Row, ...]:
@@ -169,7 +206,7 @@ def _pairs(singles: Sequence[Change]) -> Iterator[Change]:
 
 
 def _order(row: Row) -> int:
-    return {"fits": 0, "tight": 1, "unknown": 2, "does_not_fit": 3}[row.verdict]
+    return {"fits": 0, "tight": 1, "unknown": 2, "does_not_fit": 3}[row.verdict if row.serves else "does_not_fit"]
 
 
 def _gain(row: Row, base: Row) -> float:
@@ -178,9 +215,12 @@ def _gain(row: Row, base: Row) -> float:
     return row.max_context / base.max_context
 
 
-def _measure(change: Change, others: Sequence[Engine]) -> Row:
+def _measure(change: Change, others: Sequence[Engine], share: float | None = None) -> Row:
     engine, context = change.engine, change.engine.deployment.context
-    found = capacity_of(engine, sum(card_of([other]).total for other in others))
+    if share is None:
+        found = capacity_of(engine, sum(card_of([other]).total for other in others))
+    else:
+        found = capacity_of(engine.with_deployment(fraction=share, fraction_asked=True))
     counted = context + min(change.recent, context)  # as many tokens of the narrow type take the same bytes
     longest = found.max_context
     return Row(
@@ -192,6 +232,7 @@ def _measure(change: Change, others: Sequence[Engine]) -> Row:
         found.served * context / counted,
         verdict_of([engine.with_deployment(context=counted), *others]),
         change.available,
+        bool(others) or found.served * context >= found.pools * counted,
     )
 
 
@@ -206,17 +247,25 @@ def _changes(engine: Engine) -> Iterator[Change]:
 def _settings(engine: Engine) -> Iterator[Change]:
     deployment = engine.deployment
     sglang = deployment.engine == "sglang"
-    fraction = min(HIGHEST_FRACTION, round(deployment.fraction + FRACTION_STEP, 2))
-    if deployment.fraction_asked and fraction < (needed := fraction_needed(engine)) <= HIGHEST_FRACTION:
+    highest = HIGHEST_FRACTION[deployment.engine]
+    fraction = min(highest, round(deployment.fraction + FRACTION_STEP, 2))
+    if fraction < (needed := fraction_needed(engine)) <= highest:
         fraction = needed
-    if fraction > deployment.fraction:
+    if fraction > deployment.fraction and not deployment.pool_asked:
         flag = "--mem-fraction-static" if sglang else "--gpu-memory-utilization"
         left = (1 - fraction) * deployment.capacity / GIB
         yield Change(
             f"{flag} {deployment.fraction:g} → {fraction:g}",
             f"{left:.1f} GiB of the card stay for everything the engine did not count",
             SPEED,
-            engine.with_deployment(fraction=fraction),
+            engine.with_deployment(fraction=fraction, fraction_asked=True),
+        )
+    if deployment.pool_asked:
+        yield Change(
+            f"without {pool_flag(deployment)}",
+            "nothing: the pool is what the card has left",
+            FREE,
+            own_pool(engine),
         )
     if deployment.chunk >= 2 * LEAST_CHUNK:
         flag = "--chunked-prefill-size" if sglang else "--max-num-batched-tokens"
@@ -224,7 +273,7 @@ def _settings(engine: Engine) -> Iterator[Change]:
             f"{flag} {deployment.chunk} → {deployment.chunk // 2}",
             "prefill in smaller steps: a later first token under load",
             SPEED,
-            engine.with_deployment(chunk=deployment.chunk // 2),
+            retuned(engine.with_deployment(chunk=deployment.chunk // 2), engine),
         )
     if deployment.sequences > 16:  # below that a batch is small already
         flag = "--max-running-requests" if sglang else "--max-num-seqs"
@@ -272,17 +321,27 @@ def _weight_types(engine: Engine) -> Iterator[Change]:
     if bits > 8:  # bits
         yield Change(
             "weights in FP8 or INT8",
-            "needs a quantised checkpoint; small loss of quality",
+            "needs a quantised checkpoint; small loss of quality" + _blocks(engine, experts=True),
             QUALITY,
             replace(plain, model=with_weights(model, "fp8")),
         )
     if bits > 4:  # bits
         yield Change(
             "weights in INT4 (AWQ, GPTQ)",
-            "needs a quantised checkpoint; test on your own tasks, long reasoning suffers first",
+            "needs a quantised checkpoint; test on your own tasks, long reasoning suffers first"
+            + _blocks(engine, experts=False),
             QUALITY,
             replace(plain, model=with_weights(model, "int4")),
         )
+
+
+def _blocks(engine: Engine, *, experts: bool) -> str:
+    """Return what a checkpoint with a scale for 128 weights would have to be like; empty where the ranks fit it."""
+    width = cut_width(engine.model, engine.deployment, SCALED_TOGETHER, experts=experts)
+    if not width:
+        return ""
+    words = f"{width:,} over {engine.deployment.tp} ranks cuts groups of {SCALED_TOGETHER}"
+    return f"; {words}, so one with such scales does not start"
 
 
 def _startable(engine: Engine) -> Iterator[Change]:
@@ -305,7 +364,10 @@ def _shapes(engine: Engine) -> Iterator[Change]:
     deployment, model = engine.deployment, engine.model
     if obstacles(model, deployment):
         yield from _startable(engine)
-    double = engine.with_deployment(tp=deployment.tp * 2)
+        if deployment.engine == "vllm" and model.experts is not None and not deployment.expert_parallel:
+            whole = engine.with_deployment(expert_parallel=True)
+            yield Change("--enable-expert-parallel", "ranks with busier experts are waited for", SPEED, whole)
+    double = retuned(engine.with_deployment(tp=deployment.tp * 2), engine)
     if possible_tp(double):
         kind = "links slower than NVLink cost speed" if deployment.tp == 1 else "more communication in every step"
         words = f"tensor parallel {deployment.tp} → {deployment.tp * 2}"

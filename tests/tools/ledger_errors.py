@@ -9,10 +9,13 @@ import argparse
 import json
 import statistics
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
-from gpuwatch.ledger.budget import pool_bytes, residents
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from gpuwatch.ledger.budget import pool_bytes, residents  # the folder is on the path now
 from gpuwatch.ledger.loaded import printed_bytes
 from gpuwatch.ledger.pool import pool_of
 from gpuwatch.units import GIB

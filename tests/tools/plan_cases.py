@@ -12,11 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gpuwatch.units import GIB
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from gpuwatch.cli import main as gpuwatch  # the folder is on the path now
+from gpuwatch.cli import main as gpuwatch  # noqa: E402  # the folder is on the path now
+from gpuwatch.units import GIB  # noqa: E402  # as above
 
 MILLION = 1_048_576
 

@@ -36,7 +36,10 @@ def command_of(text):
         ("vllm serve Qwen3-8B --max-num-seqs 0", "--max-num-seqs is '0'; allowed: a whole number of 1"),
         ("vllm serve Qwen3-8B --max-model-len -5", "--max-model-len is '-5'; allowed: a whole number of 1"),
         ("vllm serve Qwen3-8B --block-size=7", "--block-size is '7'; allowed: 1, 8, or a multiple of 16"),
-        ("vllm serve Qwen3-8B --kv-cache-dtype tiny", "--kv-cache-dtype is 'tiny'; allowed: auto, bf16"),
+        (
+            "vllm serve Qwen3-8B --kv-cache-dtype tiny",
+            "--kv-cache-dtype is 'tiny'; allowed: auto, float16, bfloat16, fp8",
+        ),
         ("sglang serve --model-path Qwen3-8B --page-size x", "--page-size is 'x'; allowed: a whole number of 1"),
         ("vllm serve Qwen3-8B --cpu-offload-gb -1", "--cpu-offload-gb is '-1'; allowed: GiB, 0 or more"),
     ],
@@ -56,13 +59,13 @@ def test_flags_that_the_engine_does_not_know_are_named_and_repaired(capsys):
         "--gpu-memory-utilisation 0.9 --tensor-paralel-size 2 --hf-overrides.x 3 --enable-auto-tool-choice"
     )
     _, plan = planned(capsys, *command_of(text))
-    assert [(fault["flag"], fault["replacement"]) for fault in plan["flags"]] == [
-        ("--max-model-length", "--max-model-len"),
-        ("--num-scheduler-steps", None),
-        ("--use-v2-block-manager", None),
-        ("--gpu-memory-utilisation", "--gpu-memory-utilization"),
-        ("--tensor-paralel-size", "--tensor-parallel-size"),
-    ]
+    assert {fault["flag"]: fault["replacement"] for fault in plan["flags"]} == {
+        "--max-model-length": "--max-model-len",
+        "--num-scheduler-steps": None,
+        "--use-v2-block-manager": None,
+        "--gpu-memory-utilisation": "--gpu-memory-utilization",
+        "--tensor-paralel-size": "--tensor-parallel-size",
+    }
     assert plan["command"] == (
         "vllm serve Qwen2.5-7B-Instruct --max-model-len 9 --gpu-memory-utilization 0.9 --tensor-parallel-size 2 "
         "--hf-overrides.x 3 --enable-auto-tool-choice"

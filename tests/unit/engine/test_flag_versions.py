@@ -107,7 +107,7 @@ def test_a_flag_that_an_older_version_has_refused_is_answered_with_the_nearest_n
     ("engine", "version", "flag", "instead"),
     [
         ("vllm", "0.32.0", "chunked-prefill-size", "--max-num-batched-tokens"),
-        ("vllm", "0.18.0", "swap-space", "--kv-offloading-size"),
+        ("vllm", "0.18.0", "swap-space", ""),
         ("vllm", "0.12.0", "rope-scaling", "--hf-overrides"),
         ("vllm", "0.10.1", "kv-cache-memory-bytes", "--gpu-memory-utilization"),
         ("sglang", "0.5.20", "cuda-graph-max-bs", "--cuda-graph-max-bs-decode"),
@@ -149,6 +149,14 @@ def test_a_flag_that_exists_or_is_not_known_is_no_problem(engine, version, flag)
         ),
         ("vllm", "0.16.0", {"swap-space": 8.0}, [("swap-space", "8", "")]),
         ("vllm", "0.9.0", {"swap-space": 8.0}, []),
+        ("vllm", "0.10.2", {"preemption-mode": "swap"}, [("preemption-mode", "swap", "")]),
+        ("vllm", "0.7.3", {"preemption-mode": "swap"}, []),
+        ("sglang", "0.4.1", {"kv-cache-dtype": "fp8_e4m3"}, [("kv-cache-dtype", "fp8_e4m3", "fp8_e5m2")]),
+        ("sglang", "0.4.2", {"kv-cache-dtype": "fp8_e4m3"}, []),
+        ("sglang", "0.5.3", {"kv-cache-dtype": "bf16"}, [("kv-cache-dtype", "bf16", "auto")]),
+        ("sglang", "0.5.4", {"kv-cache-dtype": "bf16"}, []),
+        ("sglang", "0.5.23", {"kv-cache-dtype": "fp4_e2m1"}, [("kv-cache-dtype", "fp4_e2m1", "nvfp4")]),
+        ("sglang", "0.5.23", {"kv-cache-dtype": "mxfp8"}, []),
         ("vllm", "0.9.0", {"swap-space": 32.0}, [("swap-space", "32", "4")]),
         (
             "vllm",

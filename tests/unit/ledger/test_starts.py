@@ -68,6 +68,39 @@ def test_ranks_that_the_engine_takes_are_judged_by_memory(of, ranks):
     assert verdict_of([engine]) != "does_not_fit"
 
 
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["model.layers.0.mlp.gate"]}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+CODER = {"num_experts": 160, "num_experts_per_tok": 8, "moe_intermediate_size": 2560}
+
+
+@pytest.mark.parametrize(
+    ("of", "ranks", "says"),
+    [
+        (shape(8, quantization_config=BLOCKS, **CODER), {"tp": 8}, "2,560 over 8 ranks is 320 each"),
+        (shape(8, quantization_config=BLOCKS, **CODER), {"tp": 8, "kind": "sglang"}, "2,560 over 8 ranks is 320 each"),
+        (shape(8, quantization_config=BLOCKS, **CODER), {"tp": 4}, ""),  # 640 = 5 x 128
+        (shape(8, quantization_config=BLOCKS, **CODER), {"tp": 8, "expert_parallel": True}, ""),
+        (shape(8, quantization_config=AWQ, **CODER), {"tp": 8}, ""),  # a kernel takes narrower groups of experts
+        (shape(8, quantization_config=AWQ, intermediate_size=29568), {"tp": 8}, "29,568 over 8 ranks is 3696 each"),
+        (shape(8, quantization_config=AWQ, intermediate_size=29696), {"tp": 8}, ""),  # 3,712 = 29 x 128
+        (shape(8, quantization_config=AWQ, intermediate_size=29568), {"tp": 1}, ""),
+        (shape(8, intermediate_size=29568), {"tp": 8}, ""),
+    ],
+)
+def test_ranks_must_not_cut_groups_of_weights_that_share_a_scale(of, ranks, says):
+    found = obstacles(of, launched(of, **ranks).deployment)
+    assert bool(found) == bool(says)
+    assert says in "".join(found)
+
+
+def test_whole_experts_are_the_way_out_where_ranks_cut_their_blocks():
+    rows = what_if(launched(shape(8, quantization_config=BLOCKS, **CODER), tp=8))
+    assert "--enable-expert-parallel" in [row.change for row in rows]
+    plain = what_if(launched(shape(8, **CODER), tp=8))
+    costs = next(row.costs for row in plain if row.change == "weights in FP8 or INT8")
+    assert "2,560 over 8 ranks cuts groups of 128" in costs
+
+
 def test_the_query_heads_of_a_kv_head_bound_the_degree_too():
     assert most_sharing(shape(2, 12), launched(tp=12).deployment) == 6
     assert most_sharing(shape(4, 24), launched(tp=16).deployment) == 2  # 16 / 4 = 4, but 6 query heads

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuwatch.ledger.budget import Deployment
@@ -118,9 +120,9 @@ def test_what_others_take_of_the_card_counts():
 
 
 def test_sglang_is_told_in_its_own_flags():
-    rows = what_if(Engine(WIDE, Deployment("sglang", (0, 5, 23), 80 * GIB, tp=2, context=131072, sequences=32)))
-    changes = " | ".join(found.change for found in rows)
-    assert "--mem-fraction-static 0.92 → 0.95" in changes
+    deployment = Deployment("sglang", (0, 5, 23), 80 * GIB, tp=2, context=131072, sequences=32, fraction=0.86)
+    changes = " | ".join(found.change for found in what_if(Engine(WIDE, deployment)))
+    assert "--mem-fraction-static 0.86 → 0.89" in changes
     assert "fp8_e4m3" in changes
     assert "gpu-memory-utilization" not in changes
 
@@ -211,6 +213,49 @@ def test_where_no_share_is_enough_that_is_said():
     # 156.1 GiB of weights, 0.6 of KV cache, 1.5 of activations, 0.6 of graphs: more than 99 % of 160, and 1 for context
     (note,) = said(Engine(WIDE, Deployment("vllm", (0, 33, 0), 160 * GIB, context=4096), parameters=83.8e9))
     assert "no fraction is enough" in note
+
+
+def test_the_fewest_cards_are_those_on_which_it_starts():
+    # on two cards it needs 0.94, as above
+    plan = make_plan([engine(gib=36, tp=2, context=16384)])
+    assert (plan.verdict, plan.serves, plan.fewest_gpus) == ("tight", False, 4)
+    assert {way.tp: way.concurrency for way in spreads(engine(gib=36, tp=2, context=16384), 2)} == {1: 0, 2: 0}
+
+
+def test_a_pool_of_so_many_blocks_holds_no_more_and_can_be_given_up():
+    small = engine(blocks_override=100)
+    found = capacity_of(small)
+    assert (found.tokens, found.max_context) == (1600, 99 * 16)  # one is the null block
+    rows = what_if(small)
+    assert rows[0].change == "without --num-gpu-blocks-override 100"
+    assert rows[0].max_context == capacity_of(engine()).max_context
+    assert make_plan([small]).fewest_gpus == make_plan([engine()]).fewest_gpus
+    assert "with --num-gpu-blocks-override 100 the pool" in said(small)[0]
+
+
+def test_a_fraction_that_is_called_risky_is_not_proposed():
+    def sglang(fraction):
+        deployment = Deployment("sglang", (0, 5, 23), 80 * GIB, tp=2, context=131072, fraction=fraction)
+        return [row.change for row in what_if(Engine(WIDE, deployment)) if "mem-fraction" in row.change]
+
+    assert sglang(0.85) == ["--mem-fraction-static 0.85 → 0.88"]
+    assert sglang(0.9) == []
+    assert not [row for row in what_if(engine(fraction=0.95)) if "utilization" in row.change]
+
+
+def test_sglang_chooses_its_fraction_anew_for_other_ranks():
+    # 45,568 MiB less 512, 1.5 x 16,384, 128 a rank, and 2 x 32 for graphs, with four ranks 2 x 160
+    deployment = Deployment("sglang", (0, 5, 23), 44.5 * GIB, tp=2, context=4096, chunk=16384, fraction=0.442)
+    rows = what_if(Engine(model(32, 8, 128), deployment, parameters=8e9))
+    assert row(rows, "tensor parallel 2 → 4").engine.deployment.fraction == 0.431
+    told = replace(deployment, fraction_asked=True)
+    rows = what_if(Engine(model(32, 8, 128), told, parameters=8e9))
+    assert row(rows, "tensor parallel 2 → 4").engine.deployment.fraction == 0.442
+
+
+def test_a_shorter_request_is_the_longest_one():
+    found = row(what_if(engine(gib=48, tp=2, context=1_048_576)), "--max-model-len")
+    assert found.max_context == found.engine.deployment.context
 
 
 def test_no_engine_is_no_plan():
