@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpuwatch.cli import main as gpuwatch  # noqa: E402  # the folder is on the path now
-from gpuwatch.units import GIB  # noqa: E402  # as above
+from gpuwatch.cli import main as gpuwatch  # the folder is on the path now
+from gpuwatch.units import GIB  # as above
 
 MILLION = 1_048_576
 
