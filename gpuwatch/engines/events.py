@@ -76,6 +76,12 @@ wake                     | the engine woke up
 _NOTE_ROWS = """
 traceback_step       | a traceback passes through a step of the engine that has a name
 exception            | an exception at the end of a traceback
+start_refused        | a model, an adapter or its files are refused, and why
+files_exhausted      | a process has no file descriptor left
+placement_waits      | the start waits for GPUs in the Ray cluster
+health_unanswered    | SGLang's server got no answer to a health check
+exit_code            | the exit code of the process in the line above
+gpu_address          | the address of the GPU that the kernel's next lines are about
 graph_capture_begin  | the engine begins to capture CUDA graphs
 shutdown             | the server was asked to end: Ctrl-C, a signal, the supervisor
 stop_timed_out       | a unit of systemd did not end in the time that it has for that

@@ -62,6 +62,8 @@ _JOURNAL = re.compile(
 )
 # dmesg -T
 _CTIME = re.compile(r"^\[(?P<ts>[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] (?P<msg>.*)$", re.DOTALL)
+# Kibana's table of documents
+_KIBANA = re.compile(r"^(?P<ts>[A-Z][a-z]{2} \d{1,2}, \d{4} @ \d\d:\d\d:\d\d\.\d{3})\s+(?P<msg>.*)$", re.DOTALL)
 # Python's logging with the level behind the time, as Ray and many launchers write it.
 _PYTHON = re.compile(
     r"^(?P<ts>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{3}) (?:- [\w.]+ - )?\[?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\]?"
@@ -80,7 +82,7 @@ _MEMBER = re.compile(r"^\s*\"(?:textPayload|message|MESSAGE|log|line)\": (?P<tex
 
 # What may open a line, by its first character; everything else is a message already.
 _BY_FIRST = {"[": (_ISO, _SGLANG, _KERNEL, _CTIME, _POD, _TORCH_RANK), "(": (_TAGGED,)}
-_OTHERS = (_ISO, _UVICORN, _SYSLOG, _JOURNAL, _PYTHON, _UNIT, _COMPOSE)
+_OTHERS = (_ISO, _UVICORN, _SYSLOG, _JOURNAL, _PYTHON, _UNIT, _COMPOSE, _KIBANA)
 _MAX_LAYERS = 5
 
 
@@ -200,6 +202,8 @@ def time_of(text: str, near: int) -> int | None:
             if "T" in text:
                 return _iso(text)
             return _millis(datetime.strptime(text[:19], "%Y-%m-%d %H:%M:%S").astimezone())
+        if " @ " in text:
+            return _millis(datetime.strptime(text[:-4], "%b %d, %Y @ %H:%M:%S").astimezone()) + int(text[-3:])
         if len(text) == len("Sun Nov 29 15:43:50 2026"):
             return _millis(datetime.strptime(text[4:], "%b %d %H:%M:%S %Y").astimezone())
         form = _WITHOUT_YEAR.get(len(text))

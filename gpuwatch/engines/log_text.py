@@ -38,7 +38,12 @@ _BODIES = (
         re.DOTALL,
     ),
     re.compile(r"(?P<keep>\bGenerated response \S{1,80}(?: \([^)]*\))?:).*", re.DOTALL),
-    re.compile(r"(?P<keep>(?:^|\] )(?:Receive|Finish):).*", re.DOTALL),
+    re.compile(r"(?P<keep>(?:^|\] |\b(?:DEBUG|INFO|WARNING|ERROR):? +)(?:Receive|Finish):).*", re.DOTALL),
+    # SGLang's requests as JSON (0.5.7 on), and what a parser of tool calls could not read.
+    re.compile(r"(?P<keep>\"event\": ?\"request\.\w{1,20}\").*", re.DOTALL),
+    re.compile(
+        r"(?P<keep>\b(?:parsing|extracting|invalid) tool[ _]calls?\b[^:{'\"]{0,40}:?).*", re.DOTALL | re.IGNORECASE
+    ),
     re.compile(
         r"(?P<keep>\bDumping (?:input data for V1 LLM engine \(\S+\)|input data|scheduler output for model execution|"
         r"scheduler stats)).*",
@@ -53,7 +58,8 @@ _BODIES = (
     ),
     # The same under more general names, where quotes or braces show that it is data and not code.
     re.compile(
-        r"(?P<keep>\\*['\"](?:content|text|query|question|inputs?|messages?|instructions?|documents?|prompts?|completion)"
+        r"(?P<keep>\\*['\"](?:content|text|query|question|inputs?|messages?|instructions?|documents?|prompts?|completion"
+        r"|arguments|tool_calls|reasoning(?:_content)?)"
         r"\\*['\"]\s*[:=]\s*)(?=[bru]?\\*['\"\[{(]).*",
         re.DOTALL,
     ),
@@ -76,7 +82,8 @@ _BODIES = (
 )
 _BODY_WORDS = re.compile(
     r"received request|generated response|request \S|receive:|finish:|dumping |prompt|_ids|message|text|outputs?['\"]?\s*[:=]"
-    r"|completion|input|content|query|question|instruction|document|user:|human:|assistant:",
+    r"|completion|input|content|query|question|instruction|document|user:|human:|assistant:|arguments|tool[ _]call|reasoning"
+    r"|request\.",
     re.IGNORECASE,
 )
 # Of a request line the path stays; a query may be what somebody typed.
@@ -136,6 +143,25 @@ def redact(text: str) -> str:
         for secret in _SECRETS:
             text = secret.sub(lambda found: found["keep"] + CUT, text)
     return text
+
+
+# What a program says of itself under a name that requests have as well.
+_OWN = re.compile(r"message\\*['\"]?\s*[:=]\s*$", re.IGNORECASE)
+
+
+def body_start(text: str) -> int:
+    """Return where the body of a request begins in a cleaned line; its length where it holds none."""
+    if _BODY_WORDS.search(text) is None:
+        return len(text)
+    starts = (_start(body, text) for body in _BODIES)
+    return min((start for start in starts if start is not None), default=len(text))
+
+
+def _start(body: re.Pattern[str], text: str) -> int | None:
+    found = body.search(text)
+    while found is not None and _OWN.search(found["keep"]) is not None:
+        found = body.search(text, found.end("keep"))
+    return None if found is None else found.end("keep")
 
 
 _BRACKETS = re.compile(r"\\.|['\"\[{()}\]]")

@@ -12,9 +12,19 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from gpuwatch.engines import machine_log, sglang_log, stack_log, torch_log, vllm_errors, vllm_log, vllm_stats
+from gpuwatch.engines import (
+    machine_log,
+    refusal_log,
+    sglang_log,
+    stack_log,
+    torch_log,
+    vllm_errors,
+    vllm_log,
+    vllm_stats,
+)
 from gpuwatch.engines.flags import config_facts, flag_facts
 from gpuwatch.engines.log_pattern import Pattern, Value, read
+from gpuwatch.engines.log_quoted import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,9 +38,14 @@ PATTERNS: tuple[Pattern, ...] = (
     *sglang_log.PATTERNS,
     *torch_log.PATTERNS,
     *machine_log.PATTERNS,
-    *stack_log.PATTERNS,
+    *stack_log.PATTERNS[:-1],
+    *refusal_log.PATTERNS,
+    *stack_log.PATTERNS[-1:],
 )
 """Every pattern; the first that matches a line is the line's."""
+
+
+_SAYING = ("event", "fact", "note")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +76,9 @@ def classify(message: str) -> Match | None:
 
 
 def match_with(pattern: Pattern, message: str) -> Match | None:
-    """Return what a message says according to one pattern, or None."""
+    """Return what a message says according to one pattern, or None; what it only quotes, it does not say."""
     found = pattern.search(message)
-    if found is None:
+    if found is None or (pattern.kind in _SAYING and not pattern.settings and quoted(message, pattern.needles)):
         return None
     return Match(pattern, tuple((name, text) for name, text in found.groupdict().items() if text is not None))
 

@@ -29,7 +29,7 @@ _KILLS = (
         "process_crashed",
         "Python, Linux",
         ("Segmentation fault", "Segfault encountered", "segfault at", "SIGSEGV", "SIGABRT", "SIGBUS", "Bus error"),
-        r"Fatal Python error: (?P<what>Segmentation fault|Bus error|Aborted)|!+ (?P<what2>Segfault) encountered"
+        r"Caught signal \d+ \((?P<what4>Segmentation fault|Bus error)|Fatal Python error: (?P<what>Segmentation fault|Bus error|Aborted)|!+ (?P<what2>Segfault) encountered"
         r"|\b(?P<signal>SIGSEGV|SIGABRT|SIGBUS)\b|(?P<name>[\w.:-]+)\[(?P<pid>\d+)\]: segfault at"
         r"|^(?P<what3>Segmentation fault|Bus error)\b",
     ),
@@ -236,6 +236,13 @@ _MEMORY = (
         "as noted down",
         ("memory limit",),
         r"memory limit(?: (?:is|of|set|about|to)\b)*[^\d]{0,12}(?P<size>[\d.]+ ?[MG]i?B?)?",
+    ),
+    _ANY.note(
+        "cgroup_limit",
+        "memory_limit",
+        "Linux 4.19-",
+        ("memory: usage ",),
+        r"^memory: usage \d+kB, limit (?P<kb>\d{1,12})kB",
     ),
     _ANY.note(
         "described_limit",

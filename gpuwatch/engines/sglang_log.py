@@ -140,7 +140,13 @@ _EVENTS = (
         ("Prefill out of memory", "Decode out of memory."),
         r"(?P<phase>Prefill|Decode) out of memory\. Try to lower your batch size\.",
     ),
-    _SGLANG.event("sgl_slots", "sglang_oom", "0.4.4-", ("_req_slots runs out",), r"alloc_req_slots runs out of memory"),
+    _SGLANG.event(
+        "sgl_slots",
+        "sglang_oom",
+        "0.4.4-",
+        ("_req_slots runs out",),
+        r"(?P<slots>alloc_req_slots) runs out of memory(?:.*available_size\(\)=(?P<free>\d+))?(?:.*num_reqs=(?P<want>\d+))?",
+    ),
     _SGLANG.event(
         "sgl_no_memory",
         "sglang_no_memory",

@@ -59,9 +59,16 @@ _GPU = (
         "driver_old",
         "driver_too_old",
         "all",
-        ("The NVIDIA driver on your system is too old", "CUDA driver version is insufficient"),
+        (
+            "The NVIDIA driver on your system is too old",
+            "CUDA driver version is insufficient",
+            "forward compatibility was attempted on non supported HW",
+            "unsupported display driver / cuda driver combination",
+        ),
         r"The NVIDIA driver on your system is too old \(found version (?P<v>\d+)\)"
-        r"|CUDA driver version is insufficient for CUDA runtime version",
+        r"|CUDA driver version is insufficient for CUDA runtime version"
+        r"|(?P<forward>forward compatibility) was attempted on non supported HW"
+        r"|unsupported display driver / cuda (?P<mixed>driver combination)",
     ),
     _ANY.event("cuda_error", "cuda_error", "all", ("CUDA error: ",), r"CUDA error: (?P<what>[\w -]+)"),
 )
@@ -79,8 +86,9 @@ _NCCL = (
         "nccl_watchdog",
         "nccl_timeout",
         "torch 2.4-",
-        ("Exception (either an error or timeout)",),
-        r"Exception \(either an error or timeout\) detected by watchdog at work: (?P<work>\d+)",
+        ("Exception (either an error or timeout)", "failure detected by watchdog at work"),
+        r"(?:Exception \(either an error or timeout\)|failure) detected by watchdog at work(?: sequence id)?: (?P<work>\d+)"
+        r"(?:.* last enqueued work: (?P<enqueued>\d+))?(?:, last completed work: (?P<completed>-?\d+))?",
     ),
     _ANY.event(
         "nccl_stuck",
@@ -140,9 +148,11 @@ _START = (
         "port_in_use",
         "port_in_use",
         "all",
-        ("[Errno 98]", "[Errno 48]", "EADDRINUSE"),
-        r"\[Errno (?:98|48)\] (?:error while attempting to bind on address \('(?P<host>[^']*)', (?P<port>\d+)[^)]*\): )?"
-        r"[Aa]ddress already in use|EADDRINUSE",
+        ("[Errno 98]", "[Errno 48]", "EADDRINUSE", "errno: 98"),
+        r"^(?=.*(?P<meeting>server socket has failed to (?:listen|bind)))?"
+        r"(?=.*?(?:\bport: |has failed to bind to \S*?:)(?P<at>\d+)\b)?.*?"
+        r"(?:\[Errno (?:98|48)\] (?:error while attempting to bind on address \('(?P<host>[^']*)', (?P<port>\d+)[^)]*\): )?"
+        r"[Aa]ddress already in use|EADDRINUSE|\(errno: 98 - Address already in use\))",
     ),
     _ANY.event(
         "unknown_flag",
@@ -205,8 +215,15 @@ _MACHINE = (
         "gpu_lost",
         "gpu_lost",
         "NVIDIA driver",
-        ("NVRM: GPU ", "NVRM: The NVIDIA GPU "),
-        r"NVRM: .*has fallen off the bus",
+        ("NVRM: GPU ", "NVRM: The NVIDIA GPU ", "NVRM: fallen off the bus"),
+        r"NVRM: (?:.*has )?fallen off the bus",
+    ),
+    _ANY.note(
+        "gpu_named",
+        "gpu_address",
+        "NVIDIA driver",
+        ("NVRM: The NVIDIA GPU ",),
+        r"NVRM: The NVIDIA GPU (?P<pci>[0-9a-fA-F:.]+)$",
     ),
     _ANY.event(
         "driver_error",
@@ -228,10 +245,11 @@ _MACHINE = (
         "ray_kill",
         "ray_memory_kill",
         "Ray",
-        ("Ray killed this worker", "Task was killed due to the node running low"),
+        ("Ray killed this worker", "Task was killed due to the node running low", "killed due to memory pressure"),
         r"^(?=.*?memory used=(?P<own>[\d.]+)GB)?(?=.*?was (?P<used>[\d.]+)GB / (?P<total>[\d.]+)GB)?"
         r"(?=.*?memory usage threshold of (?P<limit>[\d.]+))?"
-        r".*?(?:Ray killed this worker|Task was killed due to the node running low on memory)",
+        r".*?(?:Ray killed this worker|Task was killed due to the node running low on memory"
+        r"|(?<!\d)[1-9]\d* Workers? \(tasks / actors\) killed due to memory pressure)",
     ),
     _ANY.event(
         "shm_small",

@@ -130,6 +130,13 @@ _START = (
         r"Total number of attention heads \((?P<heads>\d+)\) must be divisible by tensor parallel size \((?P<tp>\d+)\)",
     ),
     _VLLM.event(
+        "experts",
+        "flag_value_invalid",
+        "0.9-",
+        ("must be divisible by ep_size",),
+        r"n_physical_experts=(?P<experts>\d+) must be divisible by ep_size=(?P<ep>\d+)",
+    ),
+    _VLLM.event(
         "load_oom",
         "load_oom",
         "0.13-",

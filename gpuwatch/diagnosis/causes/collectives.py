@@ -7,25 +7,29 @@ from typing import TYPE_CHECKING
 from gpuwatch.diagnosis.causes import moments
 from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, count, logged, size
-from gpuwatch.diagnosis.finding import Evidence, NotEnough
+from gpuwatch.diagnosis.finding import Evidence
 from gpuwatch.diagnosis.xid_table import is_hardware
 from gpuwatch.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuwatch.diagnosis.causes.view import View
+    from gpuwatch.diagnosis.causes.view import Run, View
     from gpuwatch.diagnosis.finding import Advice
     from gpuwatch.model import LogEvent
 
 FIRST_OPERATIONS = 4
 """A collective with so small a number belongs to the forming of the group, not to serving."""
+MANY_OPERATIONS = 10_000
+"""No start, with its profile run and its graphs, takes so many."""
 SHM = "/dev/shm"  # noqa: S108  # a mount that is spoken of, not written to
 KIB = 1 << 10
 DEFAULT_SHM = 64 * MIB
 """What Docker and Kubernetes give /dev/shm unless told otherwise."""
 ENOUGH_SHM = "10g"
 CUSTOM = "--disable-custom-all-reduce"
+CUSTOM_RANKS = 8
+"""vLLM's own all-reduce works for up to so many ranks of one node."""
 
 
 def hang(view: View) -> Iterator[Cause]:
@@ -91,12 +95,14 @@ def _timed_out(view: View, event: LogEvent, timeouts: tuple[LogEvent, ...]) -> C
         ]
         evidence.append(ruled_out("a bug while serving: nothing was computed before it", event, at))
     else:
+        served = run.fact("ready") is not None or (at or 0) >= MANY_OPERATIONS
+        served = served or any(run.holds(each) for each in view.events("stats"))
+        when = " while serving" if served else ""
         cause = (
-            f"A rank stopped taking part while serving: {what} did not end{after} on the others, which had worked "
-            "till then."
+            f"A rank stopped taking part{when}: {what} did not end{after} on the others, which had worked till then."
         )
         advice = []
-        if run.fact("custom_allreduce") is None and not run.yes("flag.disable-custom-all-reduce"):
+        if _custom_kernel(view, run):
             cause += " Where no GPU failed, vLLM's custom all-reduce kernel is the usual suspect."
             advice.append(advise("use NCCL's own all-reduce", CUSTOM, None, "(set)"))
         advice += [
@@ -117,6 +123,17 @@ def _timed_out(view: View, event: LogEvent, timeouts: tuple[LogEvent, ...]) -> C
     return Cause(
         "nccl_hang", Explanation(cause, 0.85 if at is not None else 0.6, tuple(evidence), tuple(advice)), event.time
     )
+
+
+def _custom_kernel(view: View, run: Run) -> bool:
+    """Whether vLLM's own all-reduce may have been at work: in a log of vLLM, on one node, and not switched off."""
+    vllm = run.text("engine") == "vllm" or any(
+        given.path == run.source and given.engine == "vllm" for given in view.incident.inputs
+    )
+    nodes = max(run.number("flag.nnodes") or 1, run.number("nnodes") or 1)
+    wide = (run.told_tp or 1) > CUSTOM_RANKS
+    off = run.fact("custom_allreduce") is not None or run.yes("flag.disable-custom-all-reduce")
+    return vllm and nodes <= 1 and not wide and not off
 
 
 def unreachable(events: tuple[LogEvent, ...]) -> Cause:
@@ -335,11 +352,3 @@ def _single(view: View) -> list[Evidence]:
             "ratio",
         )
     ]
-
-
-def unexplained(view: View) -> Iterator[NotEnough]:
-    """Say what would explain an error of NCCL that only gives its class."""
-    if view.events("nccl_error") and not view.events("nccl_shm_failed", "nccl_timeout", "cuda_oom_other", "xid"):
-        yield NotEnough(
-            "nccl_hang", "why NCCL failed: run once with NCCL_DEBUG=INFO, its line before the error names the call"
-        )

@@ -6,8 +6,9 @@ import signal
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moments
+from gpuwatch.diagnosis.causes.collectives import ENOUGH_SHM
 from gpuwatch.diagnosis.causes.owners import foreign_unit, of_engine
-from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
+from gpuwatch.diagnosis.causes.view import FRAMES_BEFORE, Cause, advise, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, logged
 from gpuwatch.diagnosis.finding import Evidence, NotEnough
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpuwatch.diagnosis.causes.view import View
+    from gpuwatch.diagnosis.finding import Advice
     from gpuwatch.model import LogEvent
 
 ERRORS = (
@@ -45,6 +47,7 @@ ASKING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """Signals that ask a process to end, and that no fault raises."""
 CODE_BELOW = 3
 """Lines below the end of a process in which its exit code may stand."""
+_NATIVE = ": a crash of native code (a kernel, a library or the driver)."
 KILLED = 137
 """128 + SIGKILL: what a shell, Docker and Kubernetes report of a process that was killed."""
 
@@ -58,11 +61,12 @@ def died(view: View) -> Iterator[Cause | NotEnough]:
             yield NotEnough("worker_died", f"what {event.field('name')} runs: a unit of systemd was ended by a signal")
             continue
         code = _code(view, event)
-        caught = _signal(event, code)
+        crash = _crash(view, event) if code is None else None
+        caught = _signal(crash or event, code)
         who = group(event, "w", "r", "name") or ("a process" if event.event == "process_crashed" else "the server")
         if event.field("r"):
             who = f"rank {event.field('r')}"
-        evidence = [logged(event), *(logged(each) for each in view.events("engine_dead")[:1])]
+        evidence = [logged(each) for each in (event, crash, *view.events("engine_dead")[:1]) if each is not None]
         killer = _killer(view, event)
         evidence += _named(killer, event)
         cause = f"{who} ended" + (f" by {caught}" if caught else "") + _how(caught, code, killer)
@@ -75,10 +79,16 @@ def died(view: View) -> Iterator[Cause | NotEnough]:
                 (
                     advise("who killed it: dmesg -T | grep -i -E 'oom|killed process', kubectl describe pod, ray logs")
                     if caught in ("SIGKILL", *ASKING) and not killer
+                    else advise(
+                        "is /dev/shm full or small (df -h /dev/shm in the container)? Writing to a mapped file "
+                        "without room behind it ends so",
+                        "--shm-size",
+                        None,
+                        ENOUGH_SHM,
+                    )
+                    if caught == "SIGBUS"
                     else advise("look for an Xid at that time: dmesg -T | grep -i xid"),
-                    advise(
-                        "vLLM exits with status 0 after this: let the supervisor restart always, not on failure only"
-                    ),
+                    *_restart(view, event),
                 ),
             ),
             event.time,
@@ -97,6 +107,12 @@ def died(view: View) -> Iterator[Cause | NotEnough]:
         yield _on_request(view, asked[0])
     else:
         yield from _exited(view)
+
+
+def _restart(view: View, event: LogEvent) -> list[Advice]:
+    if view.run_of(event).sglang:
+        return []
+    return [advise("vLLM exits with status 0 after this: let the supervisor restart always, not on failure only")]
 
 
 def _ended(view: View) -> list[LogEvent]:
@@ -146,6 +162,18 @@ def _lost(view: View) -> LogEvent | None:
     return next((each for each in lost if id(view.run_of(each)) not in raised and not _explained(view, each)), None)
 
 
+def _crash(view: View, end: LogEvent) -> LogEvent | None:
+    """Return the crash that a process wrote down itself, close to the line that only says that it is gone."""
+    if end.event != "worker_dead":
+        return None
+    near = (
+        each
+        for each in view.events("process_crashed")
+        if each.source == end.source and abs(each.line - end.line) <= FRAMES_BEFORE
+    )
+    return next((each for each in near if moments.together(each, end) is not False), None)
+
+
 def _told_elsewhere(view: View, event: LogEvent) -> bool:
     """Whether an end is part of another finding: a kill before a start that met what was left, an error before it."""
     run = view.run_of(event)
@@ -169,10 +197,14 @@ def _how(caught: str, code: float | None, killer: tuple[LogEvent, ...]) -> str:
         return f", killed for lack of memory ({killer[0].event})."
     if caught == "SIGKILL":
         return ": somebody or something killed it from outside; the log of a process cannot say who."
-    if caught in ASKING:
-        return ": it was asked to end, by its parent, a supervisor or a user."
+    if caught == "SIGBUS":
+        return (
+            ": it touched memory that has nothing behind it. With several processes in a container that is mostly a "
+            "/dev/shm that is too small (64 MiB unless told otherwise), where their queues and NCCL's segments lie."
+        )
     if caught:
-        return ": a crash of native code (a kernel, a library or the driver)."
+        asked = caught in ASKING
+        return ": it was asked to end, by its parent, a supervisor or a user." if asked else _NATIVE
     if code:
         return f" with exit code {code:.0f}: its own error stands above this line."
     return " without a word of its own."
@@ -256,7 +288,7 @@ def _signal(event: LogEvent, code: float | None) -> str:
     if named:
         return named
     if event.event == "process_crashed":
-        return {"Bus error": "SIGBUS", "Aborted": "SIGABRT"}.get(group(event, "what", "what3"), "SIGSEGV")
+        return {"Bus error": "SIGBUS", "Aborted": "SIGABRT"}.get(group(event, "what", "what3", "what4"), "SIGSEGV")
     if code is not None and (code < 0 or code > 128):
         try:
             return signal.Signals(int(-code if code < 0 else code - 128)).name

@@ -230,7 +230,7 @@ def profile(case: Case) -> Cause:
         [
             *moves.smaller_chunk(run),
             *moves.fewer_seats(run, SEATS, "or fewer sequences in a batch"),
-            advise("or spread the weights over more GPUs", "--tensor-parallel-size", run.tp, run.tp * 2),
+            moves.more_cards(run, "or spread the weights over more GPUs"),
         ],
         *from_fact(run, "weights.bytes", "weights on the GPU: {}", "bytes"),
         ruled_out(
@@ -322,12 +322,7 @@ def weights(case: Case) -> Cause:
         f"The weights do not fit on {case.where}: {case.asked} could not be had while they were loaded.",
         0.85,
         [
-            advise(
-                "spread the weights over more GPUs",
-                "--tp-size" if run.sglang else "--tensor-parallel-size",
-                run.tp,
-                run.tp * 2,
-            ),
+            moves.more_cards(run, "spread the weights over more GPUs"),
             advise("or load a quantised checkpoint (8 or 4 bits)", "--quantization"),
         ],
         ruled_out("the size of the KV pool: it does not exist yet while weights are loaded", case.event),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpuwatch.diagnosis.causes.view import View
+    from gpuwatch.diagnosis.finding import Advice
     from gpuwatch.model import Fact, LogEvent
 
 BUS = frozenset({79})
@@ -23,6 +24,8 @@ _BUS_ID = re.compile(r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d\b")
 _ABSENT = re.compile(r"^absent\.gpuwatch_gpu_\w+\.(?P<gpu>\d+)$")
 UNREAD = frozenset({"ERR!", "Unknown Error", "GPU is lost", "GPU requires reset"})
 """What nvidia-smi prints in place of a value that the driver failed to read."""
+NAMED_ABOVE = 3
+"""The kernel module tells over several lines which GPU fell off the bus."""
 UNREAD_LEAST = 3
 """So many values of one card in that state are the card, not a sensor."""
 HEAT = frozenset({"thermal", "sw_thermal", "hw_thermal"})
@@ -85,6 +88,14 @@ def _unread(view: View) -> Iterator[Cause]:
         )
 
 
+def _container() -> Advice:
+    """Return what an unknown error of NVML means in a container, where it is what a lost device looks like."""
+    return advise(
+        "in a container that had its GPUs before: systemctl daemon-reload on the host takes them away (cgroup v2); "
+        "make the container anew, and give it the devices by name (nvidia-ctk cdi, --device), so that they stay"
+    )
+
+
 def lost(view: View) -> Iterator[Cause]:
     """Judge a GPU that is gone, and a driver that does not answer."""
     gone = view.events("gpu_lost")
@@ -92,12 +103,18 @@ def lost(view: View) -> Iterator[Cause]:
     if gone or bus:
         ends = moments.ends(view)
         event = moments.nearest((*gone, *bus), ends)[0] if ends else (*gone, *bus)[0]
+        named = [
+            each
+            for each in view.events("gpu_address")
+            if each.source == event.source and 0 < event.line - each.line <= NAMED_ABOVE
+        ][-1:]
+        where = f" at {named[0].field('pci')}" if named else ""
         yield Cause(
             "gpu_lost",
             Explanation(
-                "A GPU is gone: the driver cannot reach it any more.",
+                f"A GPU{where} is gone: the driver cannot reach it any more.",
                 0.92,
-                (*(logged(each) for each in (*gone[:2], *bus[:1])), *moments.elsewhere(event, ends)),
+                (*(logged(each) for each in (*named, *gone[:2], *bus[:1])), *moments.elsewhere(event, ends)),
                 (
                     advise("look for its Xid and for power and slot: dmesg -T | grep -i -E 'xid|nvrm|pcie'"),
                     advise("it comes back with a reboot or a power cycle"),
@@ -129,6 +146,7 @@ def lost(view: View) -> Iterator[Cause]:
                     advise("reload the driver's modules (all users of the GPUs must have ended), or reboot")
                     if mismatch
                     else advise("is the module loaded: lsmod | grep nvidia; what does it say: dmesg | grep -i nvrm"),
+                    *([_container()] if "Unknown Error" in event.text else []),
                 ),
             ),
             event.time,

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
     from gpuwatch.diagnosis.causes.view import Run, View
     from gpuwatch.diagnosis.finding import Advice
+    from gpuwatch.model import LogEvent
 
 MLA = re.compile(r"Deepseek(?:V[2-9]|ForCausalLMV[2-9])|Kimi|LongcatFlash|MLA", re.IGNORECASE)
 """Architectures whose KV cache is one latent vector per token for all heads."""
+MOST_RANKS = 1024
+"""No group of ranks is larger."""
 MORE = 1.5
 """A layout that holds so many times the requests of another one on the same cards is a clear gain."""
 
@@ -71,6 +74,39 @@ def query_heads(view: View) -> Iterator[Cause]:
             )
             yield indivisible(heads, run.tp, (where, told(tp, f"tensor-parallel ranks: {run.tp}")), foreseen=True)
             return
+
+
+def uneven_experts(experts: int, ranks: int, event: LogEvent, run: Run) -> Cause:
+    """Explain experts that the ranks of expert parallelism cannot share evenly."""
+    tp = run.number("tp")
+    fitting = [each for each in range(1, min(experts, MOST_RANKS) + 1) if experts % each == 0]
+    below = max((each for each in fitting if each < ranks), default=1)
+    above = next((each for each in fitting if each > ranks), None)
+    known = int(tp) if tp == ranks else None
+    return Cause(
+        "flag_unknown",
+        Explanation(
+            f"The engine did not start: {count(experts)} experts cannot be shared by {ranks} ranks of expert "
+            "parallelism, which are the tensor-parallel ranks times the replicas.",
+            0.96,
+            (logged(event),),
+            (
+                advise(
+                    f"a number of ranks that divides {experts}: {below}" + (f" or {above}" if above else ""),
+                    "--tensor-parallel-size",
+                    known,
+                    below if known else None,
+                ),
+                advise(
+                    "or copies of experts that fill the ranks up",
+                    "num_redundant_experts",
+                    None,
+                    -experts % ranks if ranks else None,
+                ),
+            ),
+        ),
+        event.time,
+    )
 
 
 def _refused(view: View, run: Run, heads: int) -> bool:

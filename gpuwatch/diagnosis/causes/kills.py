@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moments
-from gpuwatch.diagnosis.causes.owners import is_other, of_engine
+from gpuwatch.diagnosis.causes.owners import is_other, names_engine, of_engine
 from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, logged, size
 from gpuwatch.diagnosis.finding import Evidence
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.causes.view import View
     from gpuwatch.model import LogEvent
 
+_REPORT = 2000
+"""Lines of the kernel's report on a kill: the limit, the figures of the cgroup and one line for each process."""
 _LIMIT = re.compile(r"^(\d+(?:\.\d+)?) ?([KMGT]i?B?)$")
 
 
@@ -79,12 +81,15 @@ def _ray(view: View) -> Iterator[Cause]:
                     ),
                 ),
                 (
+                    # Only V0 sets memory of the host aside for swapped requests.
                     advise(
                         "more host memory, or fewer workers and less swap space on this node",
                         "--swap-space",
                         run.number("flag.swap-space"),
                         "0",
-                    ),
+                    )
+                    if run.number("kv.cpu_blocks")
+                    else advise("more host memory, or fewer workers on this node"),
                     advise("on one node do without Ray", "--distributed-executor-backend", None, "mp"),
                     advise("a higher threshold only postpones it", "RAY_memory_usage_threshold", threshold, None),
                 ),
@@ -132,7 +137,8 @@ def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
         for each in view.events("memory_limit", "cpu_limit")
         if group(each, "size", "memory") and each.field("container") == name
     ]
-    limit = event.field("limit") or (group(limits[0], "size", "memory") if limits else "")
+    enforced = _enforced(view, event)
+    limit = event.field("limit") or (group(limits[0], "size", "memory") if limits else "") or enforced
     held = number(events[-1], "rss")
     cause = f"The container{' ' + name if name else ''} crossed its memory limit and was killed (137)"
     cause += " while the weights were loaded." if loading else "."
@@ -153,7 +159,8 @@ def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
             (
                 advise(
                     "raise the container's memory limit"
-                    + (f" well above the {size(held * 1024)} that it held" if held else "")
+                    + (f" well above the {size(held * 1024)} that it held" if held and not limit else "")
+                    + (f"; the process that was killed held {size(held * 1024)} of it" if held and limit else "")
                     + ("" if other else ": workers x shard, plus /dev/shm"),
                     "resources.limits.memory",
                     limit or None,
@@ -161,7 +168,7 @@ def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
                 ),
                 *(
                     []
-                    if other
+                    if other or any(run.all("ready") for run in view.runs)
                     else [advise("or load without staging in host memory", "--load-format", None, "runai_streamer")]
                 ),
             ),
@@ -170,6 +177,16 @@ def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
         severity=None if waits else "info" if other else moments.milder(event, ends),
         apart=other or moments.related(event, ends) is False,
     )
+
+
+def _enforced(view: View, kill: LogEvent) -> str:
+    """Return the limit that the kernel printed shortly before it killed, as Kubernetes and systemd write it."""
+    near = [
+        each
+        for each in view.events("memory_limit")
+        if each.field("kb") and each.source == kill.source and kill.line - _REPORT <= each.line <= kill.line
+    ]
+    return f"{float(near[-1].field('kb')) / (1 << 20):.4g}Gi" if near else ""
 
 
 def _doubled(limit: str) -> str | None:
@@ -198,6 +215,7 @@ def _kernel(view: View, events: tuple[LogEvent, ...], constraint: set[str]) -> C
     name, pid = event.field("name"), event.field("pid")
     held = number(event, "rss")
     own, ends = of_engine(view, event), moments.ends(view)
+    limit = _enforced(view, event)
     host = event.field("scope") == "Out of memory" and "CONSTRAINT_MEMCG" not in constraint
     where = "the whole host ran out of memory" if host else "its cgroup's limit was reached"
     limits = [each for each in view.events("oom_constraint") if each.field("pid") in ("", pid)]
@@ -224,15 +242,26 @@ def _kernel(view: View, events: tuple[LogEvent, ...], constraint: set[str]) -> C
                     if host or own
                     else "less memory for that program"
                 ),
-                advise(
-                    "or more memory" if host else "or a higher limit of the cgroup (systemd MemoryMax, docker --memory)"
+                advise("or more memory")
+                if host
+                else advise(
+                    "or a higher limit of the cgroup (systemd MemoryMax, docker --memory)",
+                    "memory.max" if limit else "",
+                    limit or None,
+                    _doubled(limit),
                 ),
             ),
         ),
         event.time,
-        severity="info" if apart and not own else None,
+        # An engine that is killed ends: what it served fails.
+        severity="info" if apart and not own else "critical" if own and not apart and _ended(view, event) else None,
         apart=apart,
     )
+
+
+def _ended(view: View, event: LogEvent) -> bool:
+    """Whether a kill ended an engine: by the name of its process, or because an end goes with it."""
+    return names_engine(event) or bool(moments.related(event, moments.ends(view)))
 
 
 def _unit(view: View, events: tuple[LogEvent, ...]) -> Cause:

@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes.heads import indivisible
+from gpuwatch.diagnosis.causes.heads import indivisible, uneven_experts
 from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, logged
 from gpuwatch.diagnosis.finding import Evidence, NotEnough
@@ -30,7 +30,7 @@ def flags(view: View) -> Iterator[Cause | NotEnough]:
     invalid = tuple(event for event in view.events("flag_value_invalid") if _of_engine(view, event))
     yield from (_refused(view, event) for event in refused[:1])
     for event in invalid[:1]:
-        yield _bad_value(event)
+        yield _bad_value(event, view.run_of(event))
     for event in view.events("unknown_flag", "flag_value_invalid")[:1]:
         if not refused and not invalid:
             prog = event.field("prog")
@@ -106,12 +106,17 @@ def _listed(id_: str, problems: list[tuple[FlagProblem, Fact]], what: str) -> Ca
     return Cause(
         id_,
         Explanation(
-            f"{what}: {names}. {problems[0][0].text[0].upper()}{problems[0][0].text[1:]}.",
+            f"{what}: {names}. {_sentence(problems[0][0].text)}.",
             0.85,
             tuple(evidence),
             tuple(advice),
         ),
     )
+
+
+def _sentence(text: str) -> str:
+    """Return a text as the beginning of a sentence; the engine's name keeps its small letter."""
+    return text if text.startswith(tuple(NAMES.values())) else text[0].upper() + text[1:]
 
 
 def _problems(view: View) -> Iterator[tuple[FlagProblem, Fact]]:
@@ -199,10 +204,12 @@ def _refused(view: View, event: LogEvent) -> Cause:
     )
 
 
-def _bad_value(event: LogEvent) -> Cause:
+def _bad_value(event: LogEvent, run: Run) -> Cause:
     if event.field("heads"):
         heads, ranks = int(number(event, "heads") or 1), int(number(event, "tp") or 1)
         return indivisible(heads, ranks, (logged(event),), event.time)
+    if event.field("experts"):
+        return uneven_experts(int(number(event, "experts") or 1), int(number(event, "ep") or 1), event, run)
     flag = event.field("flag").split("/")[-1].strip()
     missing = event.field("missing")
     why = event.field("why")
@@ -234,6 +241,9 @@ def port(view: View) -> Iterator[Cause | NotEnough]:
             return
         own = not inputs or any(given.engine and given.path == event.source for given in inputs)
         run = view.run_of(event)
+        if event.field("meeting"):
+            yield _meeting_point(event, run, 0.95 if own else 0.7)
+            return
         taken = number(event, "port") or run.number("flag.port")
         shown = f"Port {taken:.0f}" if taken else "The port"
         ready = run.fact("ready")
@@ -258,6 +268,34 @@ def port(view: View) -> Iterator[Cause | NotEnough]:
             ),
             event.time,
         )
+
+
+def _meeting_point(event: LogEvent, run: Run, confidence: float) -> Cause:
+    """Explain a port at which the ranks of a group meet, which is none that the server listens on."""
+    taken = number(event, "at")
+    shown = f"Port {taken:.0f}" if taken else "A port"
+    free = int(taken) + 1 if taken else None
+    current = int(taken) if taken else None
+    vllm = advise("another base port for the ranks (torchrun: MASTER_PORT)", "VLLM_PORT", current, free)
+    sglang = advise(
+        "another port for the ranks; on several nodes the port of --dist-init-addr", "--nccl-port", current, free
+    )
+    named = run.text("engine")
+    advice = [sglang] if run.sglang else [vllm] if named == "vllm" else [vllm, sglang]
+    return Cause(
+        "port_in_use",
+        Explanation(
+            f"{shown} is taken: the ranks of the group wanted to meet there (torch.distributed). It is not the port "
+            "that the server listens on: another engine on this machine has it, or one of an earlier start.",
+            confidence,
+            (logged(event), ruled_out("the server's own --port: torch's store of the group was to listen", event)),
+            (
+                *advice,
+                advise(f"who holds it: ss -ltnp 'sport = :{taken:.0f}'" if taken else "who holds it: ss -ltnp"),
+            ),
+        ),
+        event.time,
+    )
 
 
 def model(view: View) -> Iterator[Cause]:
@@ -334,42 +372,6 @@ def types(view: View) -> Iterator[Cause]:
                     ),
                     *others,
                 ),
-            ),
-            event.time,
-        )
-
-
-def driver(view: View) -> Iterator[Cause]:
-    """Judge a driver that is too old, a GPU that the build has no code for, and a machine without a GPU."""
-    for event in view.events("driver_too_old", "gpu_unsupported", "no_gpu")[:1]:
-        found = group(event, "v")
-        if event.event == "driver_too_old":
-            cuda = f" (it knows CUDA {int(found) // 1000}.{int(found) % 1000 // 10})" if found.isdigit() else ""
-            cause = f"The NVIDIA driver is older than the CUDA version that this build of torch needs{cuda}."
-            advice = [
-                advise("update the driver on the host; in a container the host's driver counts"),
-                advise("or install a build for an older CUDA"),
-            ]
-        elif event.event == "gpu_unsupported":
-            cause = (
-                "This build has no code for the GPU's compute capability: the card is newer or older than it was "
-                "built for."
-            )
-            advice = [advise("use a build for this card's CUDA architecture")]
-        else:
-            cause = "The engine found no GPU: no driver, no device in the container, or CUDA_VISIBLE_DEVICES hides it."
-            advice = [
-                advise(
-                    "nvidia-smi in the same container tells which; give the container the GPUs", "--gpus", None, "all"
-                )
-            ]
-        yield Cause(
-            "driver_too_old",
-            Explanation(
-                cause,
-                0.93,
-                (logged(event), ruled_out("the model and its memory: nothing had been loaded", event)),
-                tuple(advice),
             ),
             event.time,
         )

@@ -137,6 +137,12 @@ def higher_fraction(run: Run, missing: float, total: float | None, why: str) -> 
     return [advise(f"{why}: {size(missing)} more{note}", fraction_flag(run), current, wanted)]
 
 
+def more_cards(run: Run, why: str) -> Advice:
+    """Return the advice to use more GPUs for the model: twice as many, where it is known how many it has."""
+    flag = "--tp-size" if run.sglang else "--tensor-parallel-size"
+    return advise(why, flag, run.told_tp, None if run.told_tp is None else run.told_tp * 2)
+
+
 def fewer_seats(run: Run, proposed: int, why: str, current: float | None = None) -> list[Advice]:
     """Return the advice to admit fewer requests at a time."""
     current = current if current is not None else run.number("max_num_seqs")

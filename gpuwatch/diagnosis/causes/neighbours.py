@@ -39,9 +39,10 @@ class Tenant:
         return f"{self.name or 'a process'} (pid {self.pid}, {size(self.held)})"
 
 
-def listed(view: View, gpu: str = "") -> list[Tenant]:
-    """Return the processes that nvidia-smi lists on a card (on all where `gpu` is empty), engines' own left out.
+def listed(view: View, gpu: str = "", *, engines: bool = False) -> list[Tenant]:
+    """Return the processes that nvidia-smi lists on a card (on all where `gpu` is empty).
 
+    Those of engines are left out unless asked for: they may be this engine's own.
     Of several readings the newest one counts. The largest comes first.
     """
     newest: dict[tuple[str, str], Sample] = {}
@@ -52,7 +53,7 @@ def listed(view: View, gpu: str = "") -> list[Tenant]:
     found = []
     for (_, pid), sample in newest.items():
         name = re.split(r"[/\\]", sample.labels.get("process", ""))[-1]
-        if not name.startswith(ENGINES) and sample.value > 0:
+        if (engines or not name.startswith(ENGINES)) and sample.value > 0:
             text = f"{name or 'a process'} (pid {pid}) holds {size(sample.value)}"
             found.append(
                 Tenant(name, pid, sample.value, Evidence(text, sample.path, None, sample.name, sample.value, "bytes"))

@@ -33,6 +33,11 @@ def of_engine(view: View, event: LogEvent) -> bool:
     return name.startswith(_OWN_NAMES) or not _cgroup_of_another(view, event)
 
 
+def names_engine(event: LogEvent) -> bool:
+    """Whether the name of a process is one that only engines give their processes."""
+    return event.field("name").startswith(_OWN_NAMES)
+
+
 def is_other(event: LogEvent) -> bool:
     """Whether a line is about a container of which another one of the same pod is the engine."""
     return event.field("engine") == "no"

@@ -97,7 +97,7 @@ def retractions(view: View) -> Iterator[Cause]:
             )
             return
     for event in view.events("sglang_oom"):
-        yield _page_allocation(view, event)
+        yield _request_slots(view, event) if event.field("slots") else _page_allocation(view, event)
         return
 
 
@@ -154,6 +154,44 @@ def _retracting(view: View, event: LogEvent, evidence: list[Evidence], confidenc
     return Cause(
         "sglang_retraction_storm",
         Explanation(f"SGLang's KV pool is full: {what}.", confidence, tuple(evidence), tuple(advice)),
+        event.time,
+    )
+
+
+def _request_slots(view: View, event: LogEvent) -> Cause:
+    """Explain a batch for which the table of running requests had no row: it holds no tokens."""
+    run = view.run_of(event)
+    free, want = number(event, "free"), number(event, "want")
+    seats = run.number("max_num_seqs")
+    told = f": {count(free)} of {count(want)} rows were free" if free is not None and want is not None else ""
+    before = [
+        point
+        for course in courses(view)
+        if course.run is run
+        for point in course.points
+        if point.event.line < event.line and point.pool is not None
+    ]
+    evidence = [logged(event), *from_fact(run, "max_num_seqs", "at most {} requests run at a time", "requests")]
+    used = before[-1].pool if before else None
+    if used is not None and used < PRESSED:
+        evidence.append(ruled_out(f"the KV pool: it is used to {used:.0%}", before[-1].event, used))
+    return Cause(
+        "sglang_kv_alloc_failure",
+        Explanation(
+            f"SGLang had no row left in its table of running requests{told}. The table has one row for each request "
+            "that may run (--max-running-requests); the scheduler admitted more, or rows of ended requests "
+            "were not given back, which is a defect of the engine. Memory is not what is missing.",
+            0.85,
+            tuple(evidence),
+            (
+                advise(
+                    "admit fewer requests at a time, as the message says",
+                    "--max-running-requests",
+                    seats and int(seats),
+                ),
+                advise("update SGLang; report the line with its figures if the newest version does it too"),
+            ),
+        ),
         event.time,
     )
 

@@ -49,7 +49,8 @@ def _below_budget(view: View, event: LogEvent) -> Cause:
     if orphans:
         cause = (
             f"Processes of an earlier start still hold the card: {held:.2f} of {total:g} GiB were taken when this one "
-            f"started, and {short:.2f} GiB are missing. They outlived their server, which was killed."
+            f"started, and {short:.2f} GiB are missing. They outlived their server"
+            + (", which was killed." if any("Killed" in (item.text or "") for item in orphans) else ".")
         )
         advice = [
             advise(
@@ -57,7 +58,10 @@ def _below_budget(view: View, event: LogEvent) -> Cause:
                 "kill its whole process group, or they stay"
             )
         ]
-        evidence.append(ruled_out("a memory fraction that is too high: the same one worked in the run before", event))
+        if _worked_before(view, event, fraction):
+            evidence.append(
+                ruled_out("a memory fraction that is too high: the same one worked in the run before", event)
+            )
     elif unified:
         cause = (
             f"GPU and host share one memory, and {free:g} GiB of it were available: {short:.2f} GiB less than the "
@@ -71,7 +75,7 @@ def _below_budget(view: View, event: LogEvent) -> Cause:
         )
         confidence = 0.85
     else:
-        tenants = neighbours.listed(view, event.field("gpu"))
+        tenants = neighbours.listed(view, event.field("gpu"), engines=True)
         evidence += neighbours.evidence(tenants)
         cause = (
             f"{held:.2f} of {total:g} GiB were in use when the engine started, so that {fraction or 0:g} of the card "
@@ -79,6 +83,14 @@ def _below_budget(view: View, event: LogEvent) -> Cause:
         )
         if tenants:
             cause += f" nvidia-smi lists there{neighbours.naming(tenants)}."
+        if any(tenant.name.startswith(neighbours.ENGINES) for tenant in tenants):
+            cause += " That is an engine: a second server that works, or what is left of an earlier one."
+            advice.append(
+                advise(
+                    "which of the two: ps -o pid,ppid,etime,args -p PID; end it only where its server is gone "
+                    "(PPID 1), else give this engine another card"
+                )
+            )
         advice.append(
             advise("or free the card: nvidia-smi lists what holds it (a display, a second engine, left-overs)")
         )
@@ -87,21 +99,26 @@ def _below_budget(view: View, event: LogEvent) -> Cause:
 
 
 def _orphans(view: View, event: LogEvent) -> list[Evidence]:
-    """Return engine processes that are still there although they belong to an earlier run than the one that failed."""
+    """Return engine processes that are still there although they belong to an earlier run than the one that failed.
+
+    A process with an engine's name may be a second server that works: only a kill, an earlier run in the same log or a
+    parent that is gone shows that it is left over.
+    """
     killed = [
         other for other in view.events("process_killed") if other.source == event.source and other.line < event.line
     ]
-    rows = [row for row in view.events("process_row") if row.field("name").startswith(("VLLM::", "sglang::"))]
+    rows = [row for row in view.events("process_row") if row.field("name").startswith(neighbours.ENGINES)]
     held = [
         sample
         for sample in view.samples("gpu_process_memory_bytes")
-        if sample.labels.get("process", "").startswith(("VLLM::", "sglang::"))
+        if sample.labels.get("process", "").startswith(neighbours.ENGINES)
     ]
-    if not killed and len(view.runs) < 2 and not rows:
+    fatherless = [row for row in rows if _parent(view, row) == "1"]
+    if not killed and not fatherless and not _earlier(view, event):
         return []
     if not rows and not held:
         return [logged(killed[-1])] if killed else []
-    found = [logged(each) for each in (*killed[-1:], *rows[:3])]
+    found = [logged(each) for each in (*killed[-1:], *(fatherless or rows)[:3])]
     return found + [
         Evidence(
             f"{sample.labels['process']} holds {size(sample.value)}",
@@ -113,6 +130,32 @@ def _orphans(view: View, event: LogEvent) -> list[Evidence]:
         )
         for sample in held[:2]
     ]
+
+
+def _earlier(view: View, event: LogEvent) -> list[Run]:
+    """Return the runs of the same log before the one that an event belongs to."""
+    run = view.run_of(event)
+    return [other for other in view.runs if other.source == event.source and other.start < run.start]
+
+
+def _worked_before(view: View, event: LogEvent, fraction: float | None) -> bool:
+    """Whether a run before this one came up with the same share of the card."""
+    return any(
+        run.fact("ready") is not None and run.number("memory_fraction") in (None, fraction)
+        for run in _earlier(view, event)
+    )
+
+
+def _parent(view: View, row: LogEvent) -> str:
+    """Return the pid of the parent in a row of ps whose columns are known, or nothing."""
+    for event in reversed(view.events("process_columns")):
+        if event.source == row.source and event.line < row.line:
+            listed = event.field("columns")
+            names = listed.split(",") if listed else event.field("header").lower().split()
+            fields = row.field("row").split()
+            place = names.index("ppid") if "ppid" in names else -1
+            return fields[place] if 0 <= place < len(fields) else ""
+    return ""
 
 
 def _system_memory(view: View, free: float) -> list[Evidence]:
@@ -181,7 +224,7 @@ def no_blocks(view: View) -> Iterator[Cause | NotEnough]:
         if not missing:
             advice = moves.next_share(run, "give the engine more of the card, if it is free")
         advice += moves.smaller_chunk(run)
-        advice.append(advise("or spread the weights over more GPUs", "--tensor-parallel-size", run.tp, run.tp * 2))
+        advice.append(moves.more_cards(run, "or spread the weights over more GPUs"))
         share = f"{current:g} of the card" if current is not None else "the engine's share of the card"
         took = f" They take {size(missing)} more than it." if missing else ""
         if several:
@@ -301,7 +344,7 @@ def _sglang_full(view: View, event: LogEvent) -> Cause:
                     current,
                     proposed,
                 ),
-                advise("or spread the weights over more GPUs", "--tp-size", run.tp, run.tp * 2),
+                moves.more_cards(run, "or spread the weights over more GPUs"),
             ),
         ),
         event.time,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.course import courses, ends
 from gpuwatch.diagnosis.causes.view import Cause, advise, ruled_out
-from gpuwatch.diagnosis.explanation import Explanation, count
+from gpuwatch.diagnosis.explanation import Explanation, count, logged
 from gpuwatch.diagnosis.finding import NotEnough
 
 if TYPE_CHECKING:
@@ -14,10 +15,13 @@ if TYPE_CHECKING:
 
     from gpuwatch.diagnosis.causes.course import Course, Point
     from gpuwatch.diagnosis.causes.view import View
+    from gpuwatch.model import LogEvent
 
 LEAST_POINTS = 3
 LEAST_SECONDS = 60.0
 """One long prefill counts no token before it is done, and takes up to some ten seconds."""
+_TIME = re.compile(r"^(\d\d):(\d\d):(\d\d)$")
+_DAY = 86_400
 APART = 120.0
 """Between lines further apart than this others may have been left out."""
 
@@ -57,6 +61,43 @@ def standing(view: View) -> Iterator[Cause | NotEnough]:
             "nvidia-smi of that time: ranks that wait for each other are busy at little power, a rank that has not "
             "come is idle",
         )
+
+
+def unanswered(view: View) -> Iterator[Cause]:
+    """Judge health checks that SGLang's server could not answer: its own processes had not said a word for so long."""
+    events = view.events("health_unanswered")
+    if not events:
+        return
+    event = max(events, key=_silence)
+    silent = _silence(event)
+    last = [each for each in view.events("stats") if each.source == event.source]
+    over = any(each.line > event.line for each in last)
+    since = f"; its last sign of life was {count(silent)} s old" if silent else ""
+    yield Cause(
+        "engine_stalled",
+        Explanation(
+            f"The scheduler or the detokenizer did not answer a health check within {event.field('s')} s{since}."
+            + (" It went on afterwards." if over else ""),
+            0.8 if silent >= LEAST_SECONDS else 0.6,
+            (logged(event), *(logged(each) for each in last[-1:] if not over)),
+            (
+                advise("where does it stand: py-spy dump --pid of sglang::scheduler and sglang::detokenizer"),
+                advise("look for an Xid at that time: dmesg -T | grep -i xid"),
+                advise("a long prefill alone answers late as well: compare with --chunked-prefill-size"),
+            ),
+        ),
+        event.time,
+        severity="warning" if over or silent < LEAST_SECONDS else None,
+    )
+
+
+def _silence(event: LogEvent) -> float:
+    """Return the seconds from the last sign of life to the health check; 0 where the line does not tell."""
+    beat, asked = _TIME.match(event.field("beat")), _TIME.match(event.field("asked"))
+    if beat is None or asked is None:
+        return 0.0
+    hours, minutes, seconds = (int(now) - int(then) for now, then in zip(asked.groups(), beat.groups(), strict=True))
+    return float((hours * 3600 + minutes * 60 + seconds) % _DAY)
 
 
 def _longest(course: Course) -> list[Point]:

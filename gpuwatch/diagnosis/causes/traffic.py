@@ -31,6 +31,8 @@ IDLE_HOST = 50.0
 ALONE = 2.0
 """A replica with this many times the mean of all carries the load of the others."""
 APART = 8
+FEW = 4
+"""A replica that runs this many times fewer requests than another one has room for those that wait there."""
 SMALL_LIMIT = 8
 """A container with fewer cores than this is easily throttled by thread pools that are sized to the node."""
 
@@ -268,6 +270,15 @@ def _uneven(values: dict[str, float]) -> bool:
     return max(values.values()) >= ALONE * mean and max(values.values()) - min(values.values()) >= APART
 
 
+def _queues_alone(points: dict[str, Point]) -> bool:
+    """Whether requests queue at one replica while every other one runs a small share of what that one does."""
+    most = max(points.values(), key=lambda point: point.running)
+    others = [point for point in points.values() if point is not most]
+    return (most.waiting or 0) >= APART and all(
+        not other.waiting and other.running * FEW <= most.running for other in others
+    )
+
+
 def _replicas_logged(view: View) -> Iterator[Cause]:
     by_source: dict[str, dict[str, Point]] = {}
     for course in courses(view):
@@ -275,7 +286,7 @@ def _replicas_logged(view: View) -> Iterator[Cause]:
             by_source.setdefault(course.points[-1].event.source, {})[course.engine] = course.points[-1]
     for points in by_source.values():
         values = {engine: point.running for engine, point in points.items()}
-        if len(values) > 1 and _uneven(values):
+        if len(values) > 1 and (_uneven(values) or _queues_alone(points)):
             most = max(values, key=lambda engine: values[engine])
             yield _imbalance(
                 values, most, [logged(point.event) for point in points.values()][:6], points[most].event.time

@@ -6,7 +6,6 @@ Each family looks at the whole incident and says what it found, on what evidence
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from gpuwatch.alerts.inhibitions import INHIBITIONS, Inhibition
@@ -14,20 +13,24 @@ from gpuwatch.diagnosis.causes import (
     collectives,
     containers,
     deaths,
+    drivers,
     gpu_memory,
     hardware,
     heads,
     host,
     kills,
+    last_words,
     later,
     launch,
     limits,
     model,
     moments,
+    network,
     pages,
     platform,
     pool,
     ranks,
+    refusals,
     sglang_pool,
     sizing,
     stalls,
@@ -37,7 +40,7 @@ from gpuwatch.diagnosis.causes import (
 from gpuwatch.diagnosis.causes.ids import KINDS
 from gpuwatch.diagnosis.causes.later import WHILE_RUNNING
 from gpuwatch.diagnosis.causes.moments import ENDED
-from gpuwatch.diagnosis.causes.view import FRAMES_BEFORE, Cause, View
+from gpuwatch.diagnosis.causes.view import Cause, View
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER, Finding, NotEnough
 from gpuwatch.diagnosis.ranking import rank
 
@@ -45,7 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from gpuwatch.diagnosis.causes.incident import Incident
-    from gpuwatch.model import LogEvent
 
     Family = Callable[[View], Iterator[Cause | NotEnough]]
 
@@ -66,8 +68,9 @@ FAMILIES: tuple[Family, ...] = (
     collectives.hang,
     collectives.stuck,
     stalls.standing,
+    stalls.unanswered,
     collectives.interconnect,
-    collectives.unexplained,
+    network.unexplained,
     kills.host_kills,
     containers.probes,
     containers.unplaced,
@@ -79,7 +82,10 @@ FAMILIES: tuple[Family, ...] = (
     launch.port,
     launch.model,
     launch.types,
-    launch.driver,
+    drivers.driver,
+    refusals.refused,
+    refusals.exhausted,
+    refusals.unplaced,
     model.rope,
     model.quantised_cache,
     model.truncated,
@@ -123,7 +129,7 @@ LIVE: tuple[Family, ...] = (
     launch.port,
     launch.model,
     launch.types,
-    launch.driver,
+    drivers.driver,
 )
 """The families that a log can speak to while it grows."""
 
@@ -166,6 +172,7 @@ _CHAINS = (
     ("worker_died", "engine_stalled nccl_hang"),
     ("kv_preemption_storm", "kv_pool_saturated queue_growth head_of_line"),
     ("sglang_retraction_storm", "kv_pool_saturated queue_growth false_leak sglang_kv_alloc_failure"),
+    ("dp_imbalance", "kv_pool_saturated queue_growth"),
     ("kv_pool_saturated", "queue_growth"),
     ("head_of_line", "queue_growth"),
     ("cpu_bound", "queue_growth"),
@@ -222,7 +229,9 @@ def judge(
     ranked = _ranked(
         view, {id_: later.told(view, finding) for id_, finding in found.items()}, _rows(view, found, apart)
     )
-    _ended_without_a_cause(view, found, lacking)
+    if not any(finding.severity == "critical" or finding.id == "wsl" for finding in found.values()):
+        for said in last_words.unexplained(view):
+            lacking.setdefault((said.id, said.missing), said)
     firm = {finding.id for finding in found.values() if finding.severity == "critical"}
     return ranked, tuple(each for each in lacking.values() if each.id not in firm)
 
@@ -350,34 +359,3 @@ def _better(one: Finding, other: Finding) -> Finding:
 
 def _without_labels() -> tuple[Inhibition, ...]:
     return tuple(Inhibition(row.cause, row.symptoms, ()) for row in INHIBITIONS)
-
-
-def _ended_without_a_cause(view: View, found: dict[str, Finding], lacking: dict[tuple[str, str], NotEnough]) -> None:
-    """Say what is missing where an engine ended and nothing critical says why."""
-    ended = [
-        event
-        for event in view.events("engine_dead", "engine_start_failed", "worker_stopped")
-        if moments.asked(view, event) is None
-    ]
-    if ended and not any(finding.severity == "critical" or finding.id == "wsl" for finding in found.values()):
-        raised = _raised(view, ended[0])
-        missing = "the lines above this one, or dmesg, kubectl describe and nvidia-smi of that moment"
-        if raised is not None:
-            words = ": ".join(filter(None, (raised.field("type"), raised.field("text"))))
-            missing = (
-                f"its own error is none that is known here: {words} [{PurePath(raised.source).name}:{raised.line}]"
-            )
-        missing = f"why the engine ended: {missing}"
-        lacking.setdefault(("worker_died", missing), NotEnough("worker_died", missing))
-
-
-def _raised(view: View, end: LogEvent) -> LogEvent | None:
-    """Return the exception with which an engine ended: the last one near its end, of its own process if known."""
-    run = view.run_of(end)
-    near = [
-        each
-        for each in view.events("exception")
-        if run.holds(each) and abs(each.line - end.line) <= FRAMES_BEFORE and moments.together(each, end) is not False
-    ]
-    own = [each for each in near if each.field("process") == end.field("process")]
-    return next(reversed(own or near), None)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FRAMES_BEFORE = 400
 """Lines before an error in which the frames of its traceback are looked for; several ranks print theirs interleaved."""
 _ASIDE = ("traceback_step", "exception", "stats")
+_TP = re.compile(r"[._]TP(\d+)")
 _RANKED = re.compile(r"\.((?:DP|PP|PCP|TP|DCP|EP)\d+(?:_\w+)?)$")
 
 
@@ -49,7 +50,8 @@ class Run:
     """One run of one server: the lines from `start` to before `end` of one file, and what they told.
 
     `loose` are facts that no run owns, such as flags given on the command line: they hold where the run says nothing.
-    `kind` is the engine by the shape of its lines, where no line names it.
+    `kind` is the engine by the shape of its lines, where no line names it; `ranks_seen` are the tensor-parallel ranks
+    that wrote events of it.
     """
 
     source: str
@@ -58,6 +60,7 @@ class Run:
     facts: tuple[Fact, ...]
     loose: dict[str, Fact] = field(default_factory=dict)
     kind: str = ""
+    ranks_seen: tuple[int, ...] = ()
 
     def holds(self, event: LogEvent) -> bool:
         """Whether an event belongs to this run."""
@@ -112,6 +115,15 @@ class Run:
     def tp(self) -> int:
         """Tensor-parallel ranks, 1 where nothing says more."""
         return int(self.number("tp") or 1)
+
+    @property
+    def told_tp(self) -> int | None:
+        """Tensor-parallel ranks that the run told, or that its lines are of; None where nothing says how many."""
+        told = self.number("tp")
+        if told is not None:
+            return int(told)
+        ranks = {int(found) for fact in self.facts for found in _TP.findall(fact.key)} | set(self.ranks_seen)
+        return max(ranks) + 1 if ranks and max(ranks) > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +209,11 @@ def _runs(incident: Incident) -> tuple[Run, ...]:
     named = {fact.source for fact in incident.facts if fact.key == "engine"}
     others |= {given.path for given in incident.inputs if given.engine == "sglang" and given.path not in named}
     engines = {given.path: given.engine for given in incident.inputs if given.kind == "engine_log"}
+    ranks: dict[str, list[tuple[int, int]]] = {}
+    for event in incident.events:
+        found = _TP.search("_" + event.field("process"))
+        if found is not None:
+            ranks.setdefault(event.source, []).append((event.line, int(found[1])))
     runs = []
     for source in sources:
         if source in commands:
@@ -210,7 +227,9 @@ def _runs(incident: Incident) -> tuple[Run, ...]:
                 kind = "sglang" if source in others else ""
                 engine = _text(own, "engine") or kind or engines.get(source, "")
                 loose = _loose(incident, commands, engine)
-                runs.append(Run(source, start if len(bounds) > 1 else 0, end, own, loose, kind))
+                begin = start if len(bounds) > 1 else 0
+                seen = {rank for line, rank in ranks.get(source, ()) if begin <= line < end}
+                runs.append(Run(source, begin, end, own, loose, kind, tuple(sorted(seen))))
     # The run that a finding speaks of by default is one that told something about an engine.
     runs.sort(key=lambda run: any(fact.key in ("version", "model", STARTED) for fact in run.facts))
     return tuple(runs) or (Run("", 0, 1 << 62, (), _loose(incident, commands, "")),)

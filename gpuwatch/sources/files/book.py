@@ -97,8 +97,10 @@ class FileBook:
             fields += (("process", prefix.proc or "_".join(prefix.ranks)),)
         if prefix.repeat:
             fields += (("repeat", str(prefix.repeat)),)
+        if text.startswith('{"'):
+            text = prefix.message
         # A statistics line is numbers from its beginning to its end.
-        shown = text if pattern.kind == "stats" else redact(_around(text, pattern.needles))
+        shown = text if pattern.kind == "stats" else _around(redact(text), pattern.needles)
         self.events.append(LogEvent(name, limit(shown, _TEXT), self._path, line, time, fields=fields))
 
     def _put_ranked(self, key: str, value: Value, rank: str, line: int, time: int) -> None:

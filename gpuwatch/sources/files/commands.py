@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.engines.flags import FLAGS, PRESENT, flag_facts, parse_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from gpuwatch.sources.files.samples import Found
     from gpuwatch.sources.files.text import Text
@@ -20,6 +20,7 @@ _LAUNCH = re.compile(
     r"|\bvllm/vllm-openai[\w:.@-]*)"
     r"|(?P<sglang>\bsglang\.launch_server\b|(?:^|[\s\"'/])sglang serve\b|\blmsysorg/sglang[\w:.@-]*))[\"']?(?=\s|,|$)"
 )
+_IMAGE = re.compile(r"\b(?:vllm/vllm-openai|lmsysorg/sglang):v?(?P<version>\d+\.\d+\.\d+(?:\.?post\d+|rc\d+)?)\b")
 _NO_COMMAND = re.compile(r"^usage:|--help\b|\[options\]|^\S+: error:|Namespace\(", re.IGNORECASE)
 _OPERATORS = frozenset({"|", "||", "&&", ";", "&", ">", ">>", "2>&1", "2>", "<", "|&"})
 _WORDS = ("serve", ".entrypoints", "vllm-openai", "launch_server", "lmsysorg", "args:", "command:", "entrypoint:")
@@ -102,6 +103,7 @@ def read_commands(text: Text, found: Found) -> None:
     places = text.numbers(_WORDS)
     engine = "sglang" if places and text.has(("sglang",)) else "vllm"
     done = 0
+    _read_image(text, places, found)
     for at in places:
         line = text.line(at)
         if at <= done:
@@ -115,6 +117,14 @@ def read_commands(text: Text, found: Found) -> None:
             found.is_kind("flags")
             for key, value in facts_of_launch(launch).items():
                 found.tell(key, value, at)
+
+
+def _read_image(text: Text, places: Iterable[int], found: Found) -> None:
+    """Read the version of the engine from the tag of its image, where a text names one image only."""
+    tags = {match["version"]: at for at in places for match in _IMAGE.finditer(text.line(at))}
+    if len(tags) == 1:
+        version, at = next(iter(tags.items()))
+        found.tell("version", version, at)
 
 
 def _shell(at: int, lines: Text) -> tuple[Launch | None, int]:

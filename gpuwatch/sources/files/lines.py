@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,21 +39,55 @@ class Hit:
 
 
 def recognise(line: bytes, likely: Pattern | None = None) -> Match | None:
-    """Return what a line says; `likely` is tried first."""
+    """Return what a line says; `likely` is tried first. Of several parts, one that says something by itself counts."""
+    best: Match | None = None
     for part in parts_of(line):
         message = strip_prefix(part).message
         found = match_with(likely, message) if likely is not None else None
         found = found or classify(message)
-        if found is not None:
-            return found
-    return None
+        if found is not None and (best is None or _WEIGHT[found.pattern.kind] > _WEIGHT[best.pattern.kind]):
+            best = found
+    return best
+
+
+_WEIGHT = {"ignore": 0, "note": 1, "stats": 2, "fact": 2, "event": 3}
 
 
 def parts_of(line: bytes) -> list[str]:
-    """Return a line as text: progress that overwrote itself as several parts, quotation marks of a paste taken off."""
+    """Return a line as text: progress that overwrote itself as several parts, quotation marks of a paste taken off.
+
+    A record of JSON that holds a traceback, or a message of several lines, is one part per line of these.
+    """
     text = line.replace(b"\0", b"").decode("utf-8", "replace")
+    if text.startswith('{"') and _SEVERAL.search(text) is not None:
+        return [clean(part) for part in _record(text)]
     parts = [text] if "\r" not in text else [part for part in text.split("\r") if part.strip()] or [""]
     return [_bare(clean(part)) for part in parts]
+
+
+# A line end within a member of a record; the one that ends a message is none.
+_SEVERAL = re.compile(r"\\n(?!\")")
+_TRACES = ("exc_info", "exc_text", "exception", "stack_trace", "stacktrace", "traceback", "stack", "error.stack_trace")
+_MESSAGES = ("message", "log", "MESSAGE", "msg", "textPayload", "line")
+_MOST_PARTS = 400
+
+
+def _record(text: str) -> list[str]:
+    """Return a record once per line of its message and its traceback, each with that line as its message."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return [text]
+    key = next((key for key in _MESSAGES if isinstance(record.get(key), str)), "")
+    if not key:
+        return [text]
+    inner = [each for each in record.values() if isinstance(each, dict)]
+    traces = [each[name] for each in (record, *inner) for name in _TRACES if isinstance(each.get(name), str)]
+    lines = [line for told in (record[key], *traces) for line in told.splitlines() if line.strip()]
+    if len(lines) < 2:
+        return [text]
+    rest = {name: value for name, value in record.items() if name not in _TRACES and not isinstance(value, dict)}
+    return [json.dumps({**rest, key: line}, ensure_ascii=False) for line in lines[-_MOST_PARTS:]]
 
 
 _QUOTED = re.compile(r"^(?:> ?)+|^(?:\s*[-*] )?`|^ {1,12}(?=[(\[{A-Z])")

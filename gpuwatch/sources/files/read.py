@@ -34,6 +34,7 @@ _TOP = 1 << 20
 RECORDING = b'{"gpuwatch_recording"'
 
 _KERNEL_PATTERNS = frozenset({"xid", "gpu_lost", "driver_error", "oom_killer", "oom_constraint", "segfault"})
+_SMI_PATTERNS = frozenset({"driver_unreachable", "smi_gpu_lost"})
 _OF_CONTAINERS = frozenset({"out_of_memory_killed", "container_exit", "memory_limit", "container_killed"})
 _PAGE_MARKS = (
     "# TYPE ",
@@ -50,6 +51,11 @@ _VLLM_LINE = re.compile(
     rb"^(?:\([^)\n]{1,80}\) )*(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d ", re.MULTILINE
 )
 _SGLANG_LINE = re.compile(rb"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z_]{2,8}\d+)*\] ", re.MULTILINE)
+# The traceback of a program that somebody runs, such as a training script.
+_SCRIPT = re.compile(
+    rb'^Traceback \(most recent call last\):\n  File "(?!<)[^"\n]*", line \d+, in <module>', re.MULTILINE
+)
+_ENGINE_WORD = re.compile(rb"vllm|sglang", re.IGNORECASE)
 _KERNEL_LINE = re.compile(rb"^(?:\[ *\d+\.\d{6}\] |.{0,60} kernel: |<\d>\[ *\d+\.\d+\])", re.MULTILINE)
 _KUBERNETES = re.compile(
     rb"^(?:Namespace: |Containers:$|Events:|QoS Class: |LAST SEEN +TYPE |NAME +READY +STATUS |apiVersion: |\$ kubectl "
@@ -258,8 +264,9 @@ def _kind(head: bytes, groups: Mapping[str, Group], book: FileBook, found: Found
         ("nvidia_smi", "nvidia_smi" in found.kinds),
         ("dmesg", kernel),
         ("kubernetes", _KUBERNETES.search(head) is not None),
+        ("nvidia_smi", bool(groups) and set(groups) <= _SMI_PATTERNS),
         (found.kinds[0] if found.kinds else "", bool(found.kinds)),
-        ("engine_log", events),
+        ("engine_log", events and not (_SCRIPT.search(head) is not None and _ENGINE_WORD.search(head) is None)),
         ("host", any(group.pattern.event != RAISED for group in groups.values())),
     )
     return next((kind for kind, holds in choices if holds), "unknown"), engine

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.engines.log_prefixes import strip_prefix
 from gpuwatch.engines.log_text import clean, leaves_open
 from gpuwatch.engines.logs import numeric_literals
+from gpuwatch.sources.files import wrapped
 from gpuwatch.sources.files.lines import BEFORE, LINE, OVERLAP, PIECE, Hit, parts_of, recognise, window
 from gpuwatch.sources.files.shapes import Shapes
 
@@ -52,7 +53,8 @@ _FIGURES = {
 }
 _HEAD = re.compile(
     rb"^(?:>+ ?)?\s{0,8}(?:\([\w.: =-]{1,80}\) )*(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[?\d{4}-\d\d-\d\d[ T]"
-    rb"|\[\d\d:\d\d:\d\d|\[[A-Z]{2,8}\d|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d|\{\"|[\w.-]+-\d+ +\| |\[pod/|\[ *\d+\.\d{6}\])"
+    rb"|\[\d\d:\d\d:\d\d|\[[A-Z]{2,8}\d|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d"
+    rb"|[A-Z][a-z]{2} \d{1,2}, \d{4} @|\{\"|[\w.-]+-\d+ +\| |\[pod/|\[ *\d+\.\d{6}\])"
 )
 _TRACEBACK = b"Traceback (most recent call last)"
 _FRAME = re.compile(rb"^\s*File \"")
@@ -173,6 +175,8 @@ class Scanner:
     def finish(self) -> list[Hit]:
         """Return the kept lines in the order of the file."""
         if self._small:
+            if not b"".join(self._small).endswith(b"\n"):
+                self._small.append(b"\n")
             self._feed()
         if self._left:
             self._take(self._left + b"\n")
@@ -186,7 +190,9 @@ class Scanner:
     def _take(self, text: bytes) -> None:
         self._settle(most=_LAST_OF_BLOCK)
         wanted, count = self._shapes.look(text)
-        numeric = _lines_with(text, numeric_literals()) if self.lines < _NUMERIC_LINES else ()
+        numeric = _lines_with(text, numeric_literals()) if self.lines < _NUMERIC_LINES else set()
+        if self.lines < wrapped.FIRST_LINES:
+            numeric = numeric | wrapped.broken(text)
         if numeric or (wanted and not self._skim(text, wanted)):
             shapes = self._shapes.of(text)
             before = self._above.split(b"\n")[-_BACK:] if self._above else []
@@ -230,11 +236,12 @@ class Scanner:
 
     def _read(self, at: int, shape: bytes) -> None:
         """Read a line of a kind that was not seen often yet."""
-        line = window(self._block.lines[at])
+        line = window(self._block.lines[at]) or wrapped.part(self._block.lines[at])
         found = None
         if line:
             known = self._patterns.get(shape)
             found = recognise(line, known.pattern if known is not None else None)
+            line, found = wrapped.joined(line, self._block.lines[at + 1 : at + 1 + wrapped.MOST], found)
         if found is None or found.pattern.kind == "ignore":
             misses = self._misses[shape] = self._misses.get(shape, 0) + 1
             if misses > _PATIENCE and _NUMBERED.search(shape) is None:

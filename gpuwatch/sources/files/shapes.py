@@ -21,7 +21,11 @@ _LONGEST = 2_000
 # Below this number of new shapes in a block the second step costs more than it saves.
 _MANY = 200
 _PIECE = 1 << 17
-_REQUEST = re.compile(rb".{0,160}(?:Received request |Generated response )")
+# As it looks without the dots. SGLang: "Receive: obj=GenerateReqInput(", and its JSON with "event": "request.received".
+_REQUEST = re.compile(
+    rb".{0,160}(?:Received request |Generated response |(?:Receive|Finish): \w+="
+    rb"|\"event\": ?\"request(?:received|finished))"
+)
 
 
 class Shapes:

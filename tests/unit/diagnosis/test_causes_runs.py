@@ -45,11 +45,11 @@ def test_the_error_of_an_earlier_start_neither_hides_a_later_death_nor_explains_
     assert "A later start serves" in verdict.findings[-1].cause
 
 
-def test_a_milder_cause_stands_before_what_is_as_bad_as_its_symptom_and_keeps_its_severity(tmp_path):
+def test_a_kill_of_an_engine_is_as_bad_as_its_symptom_and_stands_before_it(tmp_path):
     verdict = Verdict(tmp_path, {"server.log": KILLED, "dmesg.txt": KERNEL})
     assert verdict.ids[:2] == ["host_memory_oversubscribed", "worker_died"]
     assert verdict["worker_died"].caused_by == "host_memory_oversubscribed"
-    assert verdict["host_memory_oversubscribed"].severity == "warning"
+    assert verdict["host_memory_oversubscribed"].severity == "critical"
     assert "kv_preemption_storm" in verdict.ids[2:]
 
 
