@@ -14,6 +14,7 @@ _UNTIED = ("falconh1", "falcon_h1")
 _TIED = ("gemma", "gpt2", "opt", "bloom", "cohere", "phi1", "falcon", "gptbigcode", "gpt_bigcode", "mpt", "whisper")
 _FOUR_TIMES = ("gpt2", "falcon", "bloom", "gptj", "gptbigcode", "gpt_bigcode", "mpt")
 _TWO_PARTS = ("t5", "bart", "whisper", "marian", "pegasus", "seamless", "moonshine")
+_ENCODERS = ("bert", "electra", "mpnet")
 _FAMILIES = """
 afmoe apertus aquila arcee arctic aria aya baichuan bailing bamba bart bert blip bloom chameleon chatglm codegen
 cogvlm cohere command dbrx deci deepseek dots ernie exaone falcon fuyu gemma glm gpt granite grok h2ovl hcx hunyuan
@@ -43,6 +44,11 @@ def is_four_times(architecture: str) -> bool:
 def has_two_parts(architecture: str) -> bool:
     """Return whether it is an encoder with a decoder."""
     return _has(architecture, _TWO_PARTS)
+
+
+def is_encoder(architecture: str) -> bool:
+    """Return whether it is an encoder alone, as those that make embeddings are."""
+    return _has(architecture, _ENCODERS)
 
 
 def is_known(architecture: str) -> bool:

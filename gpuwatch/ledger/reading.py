@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.ledger.blocks import blocks_of
-from gpuwatch.ledger.families import has_two_parts, is_four_times, is_gated, is_known, is_tied
+from gpuwatch.ledger.families import has_two_parts, is_encoder, is_four_times, is_gated, is_known, is_tied
 from gpuwatch.ledger.fields import Fields, ModelConfigError
 from gpuwatch.ledger.layers import FULL, grouped, is_state_space, layer_kinds, mamba1_width, mamba2_heads
 from gpuwatch.ledger.model import Experts, Model
@@ -149,6 +149,8 @@ def _uncounted(fields: Fields) -> tuple[str, ...]:
     halves = fields.flag("is_encoder_decoder") is True or bool(fields.number("encoder_layers"))
     if halves or has_two_parts(architecture):
         return ("the encoder, and the weights and the cache of cross attention",)
+    if is_encoder(architecture):
+        return ("the head of an encoder, which keeps no KV cache: what is said of a pool does not hold for it",)
     return ()
 
 
