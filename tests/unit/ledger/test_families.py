@@ -183,5 +183,5 @@ def test_the_cache_that_a_checkpoint_is_made_for(stored, kv):
 
 @pytest.mark.parametrize("architecture", ["BertModel", "XLMRobertaForSequenceClassification", "ModernBertModel"])
 def test_an_encoder_alone_is_no_model_with_a_pool_of_tokens(architecture):
-    found = read_model(config(architectures=[architecture], max_position_embeddings=512))
+    found = read_model(config(12, 40, 128, architectures=[architecture], max_position_embeddings=512))
     assert "keeps no KV cache" in found.uncounted[0]
