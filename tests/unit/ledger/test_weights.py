@@ -6,7 +6,7 @@ import pytest
 
 from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.need import Engine, bytes_per_parameter, loaded, quantised, with_weights
-from gpuwatch.ledger.plan import notes_of
+from gpuwatch.ledger.notes import notes_of
 from gpuwatch.ledger.quantisation import quantisation_of, stored_bits
 from gpuwatch.ledger.towers import tower_tensors
 from gpuwatch.ledger.weights import Split, parameters, rotation_bytes, weight_bytes
