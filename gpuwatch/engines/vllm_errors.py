@@ -282,9 +282,9 @@ _DEATH = (
         "shutdown",
         "shutdown",
         "0.6-",
-        ("hutting down FastAPI HTTP server", "API server: shutdown triggered", "received signal ", "KeyboardInterrupt"),
+        ("hutting down FastAPI HTTP server", "API server: shutdown triggered", "received signal", "KeyboardInterrupt"),
         r"[Ss]hutting down FastAPI HTTP server|API server: shutdown triggered"
-        r"|\breceived signal (?:2|15|SIGINT|SIGTERM)\b|^(?:Received )?KeyboardInterrupt\b",
+        r"|\breceived signal[ =](?:2|15|SIGINT|SIGTERM)\b|^(?:Received )?KeyboardInterrupt\b",
     ),
     _VLLM.event(
         "worker_stopped",

@@ -55,3 +55,19 @@ def test_a_process_that_was_asked_to_end_did_not_crash(tmp_path):
     crashed = Verdict(tmp_path, {"crashed.log": ARGS + line.format(code=11)})
     assert "SIGSEGV" in crashed.said("worker_died")
     assert "native code" in crashed.said("worker_died")
+
+
+def test_a_start_that_somebody_ends_is_no_death(tmp_path):
+    log = (
+        "(APIServer pid=8) INFO 11-30 08:50:30 [api_utils.py:286] vLLM API server version 0.32.0\n"
+        "(EngineCore pid=28) INFO 11-30 08:50:43 [core.py:1454] [shutdown] EngineCore: trigger received "
+        "signal=SIGTERM\n"
+        "(EngineCore pid=28) ERROR 11-30 08:50:47 [multiproc_executor.py:315] Worker proc VllmWorker-0 died "
+        "unexpectedly (exit code: 0), shutting down executor.\n"
+        "(EngineCore pid=28) ERROR 11-30 08:50:47 [core.py:1510] EngineCore failed to start.\n"
+        '    raise RuntimeError("cancelled")\n'
+        "RuntimeError: cancelled\n"
+    )
+    assert Verdict(tmp_path, {"vllm.log": log}).firm == []
+    dead = log.replace("signal=SIGTERM", "nothing")
+    assert Verdict(tmp_path, {"vllm.log": dead}).firm == ["worker_died"]
