@@ -106,7 +106,7 @@ class Follow:
 
     def lead(self, seconds: float = LEAD_SECONDS) -> None:
         """Wait for the first tick, then watch for `seconds`."""
-        self._wait(lambda: self._views[0] if self._views else None, 120, "the first tick")
+        self._wait(lambda: self._views[0] if self._views else None, 300, "the first tick")
         time.sleep(seconds)
 
     def wait_for(self, wanted: str, seconds: float, since: float = 0.0) -> View:
