@@ -238,12 +238,17 @@ def test_a_stopped_worker_is_a_stall_and_over_when_it_goes_on(pair, tmp_path):
         until_warm(pair.server, 120)
         assert follow.ever() == []
         worker = pair.server.workers()[1]
+        # The page says how many run as of its last step, none between two short requests: one runs all the time.
+        held = Load()
+        held.burst(pair.server, 1, 100, 3000)
+        time.sleep(3)
         since = time.time()
         worker.suspend()
         try:
             view = detect(follow, "engine_stalled", ("worker stopped (SIGSTOP)", PAIR), since, 15)
         finally:
             worker.resume()
+            held.stop(timeout=1)
         assert view.firing() == ["engine_stalled"]
         assert "engine_down" not in follow.ever()
         follow.wait_gone("engine_stalled", 60)
