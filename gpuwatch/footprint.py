@@ -28,10 +28,13 @@ def import_without_tls(*modules: str) -> None:
         del sys.modules[_TLS]
 
 
-def use_one_arena() -> None:
-    """Let all threads share one heap where the C library is glibc: its heap per thread is mostly unused room.
+def stay_small(*modules: str) -> None:
+    """Do both, for ``http.client`` and further `modules`; to be called before they are imported and threads started."""
+    _use_one_arena()
+    import_without_tls("http.client", *modules)
 
-    To be called before threads are started.
-    """
+
+def _use_one_arena() -> None:
+    """Let all threads share one heap where the C library is glibc: its heap per thread is mostly unused room."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, another system
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)

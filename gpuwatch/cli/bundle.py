@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.cli import FINE, NOTHING, WRONG, UsageError, watching
-from gpuwatch.cli.signals import CtrlC
+from gpuwatch.cli.signals import run_for
 
 if TYPE_CHECKING:
     import argparse
@@ -124,12 +124,7 @@ def _watch(args: argparse.Namespace, path: Path) -> tuple[list[str], list[dict[s
         print(f"gpuwatch: watching this machine for {seconds:g} s", file=sys.stderr, flush=True)
     live = Live(config, SystemClock())
     live.record(str(path))
-    with CtrlC() as ctrl_c:
-        live.start()
-        try:
-            ctrl_c.pause(seconds)
-        finally:
-            live.stop()
+    run_for(seconds, live)
     states = live.pipeline.source_states(live.clock.now())
     if not any(state.age is not None for state in states if state.kind in ("nvml", "engine", "log")):
         return [], None

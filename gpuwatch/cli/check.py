@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.cli import NOTHING, UsageError, attaching, fleet, watching
-from gpuwatch.cli.signals import CtrlC
+from gpuwatch.cli.signals import run_for
 from gpuwatch.config import Config
-from gpuwatch.footprint import import_without_tls, use_one_arena
+from gpuwatch.footprint import stay_small
 from gpuwatch.model import Reason, label
 from gpuwatch.snapshot import SourceState
 
@@ -78,8 +78,7 @@ class Seen:
 def run(args: argparse.Namespace) -> int:
     """Watch, print, and return the exit code."""
     config = watching.config_of(args)
-    use_one_arena()
-    import_without_tls("http.client")
+    stay_small()
     keep = watching.keep_of(args)
     if args.seconds is not None and not 1 <= args.seconds <= MAX_SECONDS:
         raise UsageError(f"--for is {args.seconds:g}; allowed: 1 to {MAX_SECONDS:g} seconds")
@@ -110,12 +109,7 @@ def run(args: argparse.Namespace) -> int:
             live.record(args.record, keep)
         except RecordingError as error:
             raise UsageError(str(error)) from None
-    with CtrlC() as ctrl_c:
-        live.start()
-        try:
-            ctrl_c.pause(seconds)
-        finally:
-            live.stop()
+    run_for(seconds, live)
     problems = [str(problem) for problem in live.pipeline.rules.problems]
     if live.recording_error:
         print(f"gpuwatch check: {live.recording_error}", file=sys.stderr)

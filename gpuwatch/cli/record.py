@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch.cli import FINE, INTERRUPTED, NOTHING, WRONG, UsageError, watching
 from gpuwatch.cli.signals import Signals
-from gpuwatch.footprint import import_without_tls, use_one_arena
+from gpuwatch.footprint import stay_small
 
 if TYPE_CHECKING:
     import argparse
@@ -39,8 +39,7 @@ def run(args: argparse.Namespace) -> int:
     args.record = args.recording
     if args.seconds is not None and not 1 <= args.seconds <= MAX_SECONDS:
         raise UsageError(f"--for is {args.seconds:g}; allowed: 1 to {MAX_SECONDS:g} seconds")
-    use_one_arena()
-    import_without_tls("http.client")
+    stay_small()
     from gpuwatch.clock import SystemClock  # noqa: PLC0415  # --help does not need the pipeline
     from gpuwatch.pipeline.live import Live  # noqa: PLC0415
     from gpuwatch.recording import RecordingError  # noqa: PLC0415

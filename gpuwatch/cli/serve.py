@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.cli import FINE, INTERRUPTED, UsageError, watching
 from gpuwatch.cli.signals import Signals
-from gpuwatch.footprint import import_without_tls, use_one_arena
+from gpuwatch.footprint import stay_small
 
 if TYPE_CHECKING:
     import argparse
@@ -57,9 +57,8 @@ def run(args: argparse.Namespace) -> int:
     watching.keep_of(args)
     sys.setswitchinterval(SWITCH_SECONDS)
     config = config_of(args)
-    use_one_arena()
     # A web configuration may ask for TLS at any time.
-    import_without_tls("http.client", *(() if config.serve.web_config else ("asyncio",)))
+    stay_small(*(() if config.serve.web_config else ("asyncio",)))
     service = Service(args, config)
     with Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         try:

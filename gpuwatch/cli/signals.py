@@ -6,7 +6,7 @@ import os
 import select
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -80,6 +80,32 @@ class CtrlC(Signals):
         """
         if self.wait(seconds):
             raise KeyboardInterrupt
+
+
+class Startable(Protocol):
+    """What runs in threads of its own between two calls."""
+
+    def start(self) -> None:
+        """Begin."""
+        ...
+
+    def stop(self) -> None:
+        """End."""
+        ...
+
+
+def run_for(seconds: float, what: Startable) -> None:
+    """Let something run for a while, and stop it in every case.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    with CtrlC() as ctrl_c:
+        what.start()
+        try:
+            ctrl_c.pause(seconds)
+        finally:
+            what.stop()
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:

@@ -38,9 +38,9 @@ PATTERNS: tuple[Pattern, ...] = (
     *sglang_log.PATTERNS,
     *torch_log.PATTERNS,
     *machine_log.PATTERNS,
-    *stack_log.PATTERNS[:-1],
+    *stack_log.PATTERNS,
     *refusal_log.PATTERNS,
-    *stack_log.PATTERNS[-1:],
+    stack_log.EXCEPTION,
 )
 """Every pattern; the first that matches a line is the line's."""
 

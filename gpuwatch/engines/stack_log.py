@@ -150,12 +150,14 @@ PATTERNS: tuple[Pattern, ...] = (
         tuple(STEP_OF),
         rf"^\s*(?:at |in |- )?(?P<step>{_NAMES})(?:\(\))?(?: forward)?$",
     ),
-    _ANY.note(
-        "exception",
-        RAISED,
-        "Python",
-        ("Error: ", "Exception: ", "AssertionError", "NotImplementedError"),
-        r"^(?P<type>(?:[a-zA-Z_]\w*\.)*[A-Z]\w*(?:Error|Exception))(?:: (?P<text>\S.*))?$",
-    ),
 )
-"""Frames, names of functions alone on a line, and the exceptions at the ends of tracebacks."""
+"""Frames, and names of functions alone on a line."""
+
+EXCEPTION = _ANY.note(
+    "exception",
+    RAISED,
+    "Python",
+    ("Error: ", "Exception: ", "AssertionError", "NotImplementedError"),
+    r"^(?P<type>(?:[a-zA-Z_]\w*\.)*[A-Z]\w*(?:Error|Exception))(?:: (?P<text>\S.*))?$",
+)
+"""The exceptions at the ends of tracebacks; after every pattern that knows one of them."""

@@ -45,9 +45,16 @@ ERRORS = (
 """Events that say why a start failed or an engine ended."""
 ASKING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """Signals that ask a process to end, and that no fault raises."""
+_BY_SIGNAL = {
+    "SIGKILL": ": somebody or something killed it from outside; the log of a process cannot say who.",
+    "SIGBUS": (
+        ": it touched memory that has nothing behind it. With several processes in a container that is mostly a "
+        "/dev/shm that is too small (64 MiB unless told otherwise), where their queues and NCCL's segments lie."
+    ),
+    **dict.fromkeys(ASKING, ": it was asked to end, by its parent, a supervisor or a user."),
+}
 CODE_BELOW = 3
 """Lines below the end of a process in which its exit code may stand."""
-_NATIVE = ": a crash of native code (a kernel, a library or the driver)."
 KILLED = 137
 """128 + SIGKILL: what a shell, Docker and Kubernetes report of a process that was killed."""
 
@@ -195,16 +202,8 @@ def _how(caught: str, code: float | None, killer: tuple[LogEvent, ...]) -> str:
     """Return the end of the sentence on how a process ended."""
     if killer:
         return f", killed for lack of memory ({killer[0].event})."
-    if caught == "SIGKILL":
-        return ": somebody or something killed it from outside; the log of a process cannot say who."
-    if caught == "SIGBUS":
-        return (
-            ": it touched memory that has nothing behind it. With several processes in a container that is mostly a "
-            "/dev/shm that is too small (64 MiB unless told otherwise), where their queues and NCCL's segments lie."
-        )
     if caught:
-        asked = caught in ASKING
-        return ": it was asked to end, by its parent, a supervisor or a user." if asked else _NATIVE
+        return _BY_SIGNAL.get(caught, ": a crash of native code (a kernel, a library or the driver).")
     if code:
         return f" with exit code {code:.0f}: its own error stands above this line."
     return " without a word of its own."

@@ -350,9 +350,8 @@ def test_tls_with_the_right_certificate_file_and_without_verification(tls_site, 
 def test_https_works_where_the_standard_library_was_imported_without_tls(tls_site, certificate):
     code = (
         "import sys\n"
-        "from gpuwatch.footprint import import_without_tls, use_one_arena\n"
-        "use_one_arena()\n"
-        "import_without_tls('http.client', 'asyncio')\n"
+        "from gpuwatch.footprint import stay_small\n"
+        "stay_small('asyncio')\n"
         "import asyncio.base_events, http.client\n"
         "assert 'ssl' not in sys.modules and asyncio.base_events.ssl is None\n"
         "from gpuwatch.sources.engine.http import Client\n"
