@@ -225,6 +225,7 @@ tick_seconds                 | gauge | seconds | | time the last tick took
 rule_failures_total          | counter | | rule | evaluations that ended in an error
 process_cpu_seconds_total    | counter | seconds | | CPU time of gpuwatch and its worker
 process_resident_bytes       | gauge | bytes | | resident memory of gpuwatch and its worker
+process_starved_ratio        | gauge | ratio | | seconds per second that threads of gpuwatch were ready to run and had no processor; over 1 where several waited at once
 """
 
 METRICS: dict[str, Metric] = {

@@ -36,6 +36,8 @@ STALLS = ("nccl_timeout", "sglang_watchdog", "rpc_timeout", "shm_broadcast_stall
 IDLE = 0.2
 """A GPU that is busy for less than this does not compute."""
 SPINS = 0.99
+STARVED = 0.5
+"""Seconds per second that gpuwatch waits for a processor: over this, what it could not read in time says nothing."""
 FLAPPING = "GpuwatchSourceFlapping"
 """The rule that fires on a source that answers now and then; it may fail at this very moment."""
 GPU_STATES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -166,9 +168,17 @@ def source_degraded(subject: Subject) -> Verdict:
     took = subject.over("max_over_time", "source_poll_seconds", "2m", SOURCE_SCOPE)
     if not down and took is not None and took > 1:
         evidence.append(measured(f"a poll took up to {took:.1f} s", "source_poll_seconds", took, "seconds"))
-    return Explanation(
-        cause, 0.9, tuple(evidence), (Advice("run gpuwatch doctor: it says what is missing and how to fix it"),)
-    )
+    advice = "run gpuwatch doctor: it says what is missing and how to fix it"
+    starved = subject.over("max_over_time", "process_starved_ratio", "1m", ("host",))
+    slow = any(subject.now("source_failing", SOURCE_SCOPE, reason=reason) == 1 for reason in ("timeout", "hung"))
+    if down and slow and starved is not None and starved > STARVED:
+        text = f"threads of gpuwatch waited {starved:.1f} s in each second for a processor"
+        evidence.append(measured(text, "process_starved_ratio", starved, "ratio"))
+        cause = (
+            f"{source} {target} is not read in time because gpuwatch itself gets no processor; its state is unknown."
+        )
+        advice = "give gpuwatch a share of the processors: CPUWeight=500 for its unit, nice -n -5, or a core of its own"
+    return Explanation(cause, 0.9, tuple(evidence), (Advice(advice),))
 
 
 def _unreadable_gpu(subject: Subject) -> Verdict:

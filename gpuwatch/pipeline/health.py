@@ -30,6 +30,7 @@ class _Record:
     failures: int = 0
     dropped: int = 0
     late: bool = False
+    excused: int = 0
 
 
 class Health:
@@ -38,6 +39,10 @@ class Health:
     def __init__(self, host: str, interval: float) -> None:
         self._host = host
         self._late_ms = 1000 * max(LATE_SECONDS, 5 * interval)
+        self._pause_ms = 2000 * interval
+        self._looked: int | None = None
+        self._excused = 0
+        """Milliseconds in which nobody looked: a machine that slept, or gave the pipeline no processor."""
         self._records: dict[str, _Record] = {}
         self._keys: tuple[Labels, ...] = ()
         self._layout: tuple[tuple[str, bool, str], ...] = ()
@@ -61,16 +66,25 @@ class Health:
         record.dropped += batch.dropped
         record.batch = batch
         record.late = False
+        record.excused = self._excused
 
     def forget(self, target: str) -> None:
         """Take a target off the list: nobody polls it any more."""
         self._records.pop(target, None)
 
     def newly_late(self, now: int) -> list[str]:
-        """Return the targets that have gone silent since the last call; each is named once."""
+        """Return the targets that have gone silent since the last call; each is named once.
+
+        Called once per tick. The time between two ticks that are far apart is not held against a source: what kept
+        the pipeline from looking kept the source from speaking.
+        """
+        if self._looked is not None and now - self._looked > self._pause_ms:
+            self._excused += now - self._looked
+        self._looked = now
         late = []
         for target, record in self._records.items():
-            if not record.late and now - record.batch.time > self._late_ms:
+            silent = now - record.batch.time - (self._excused - record.excused)
+            if not record.late and silent > self._late_ms:
                 record.late = True
                 late.append(target)
         return late

@@ -302,6 +302,23 @@ class TestObservation:
         assert watch.first_seen == {"source_degraded": 40}
         assert "log vllm.log can no longer be read" in watch["source_degraded"].cause
 
+    @pytest.mark.parametrize(("starved", "found"), [(1.7, "source_degraded"), (0.3, "engine_down")])
+    def test_a_page_that_a_starved_watcher_cannot_read_says_nothing_about_the_engine(self, starved, found):
+        engine = {"host": "h", "source": "engine", "target": SERVER, "server": SERVER}
+        live = {
+            series("gpuwatch_source_up", **engine): lambda s: float(s < 10),
+            series("gpuwatch_source_age_seconds", **engine): lambda s: max(0.0, s - 9),
+            series("gpuwatch_source_failing", **engine, reason="timeout"): lambda s: 1.0 if s >= 10 else None,
+            series("gpuwatch_process_starved_ratio", host="h"): starved,
+        }
+        watch = Watch().run(60, live)
+        assert list(watch.first_seen) == [found]
+        finding = watch[found]
+        assert ("gpuwatch itself gets no processor" in finding.cause) is (starved > 0.5)
+        if starved > 0.5:
+            assert "threads of gpuwatch waited 1.7 s in each second for a processor" in texts(finding)
+            assert "CPUWeight=500" in finding.advice[0].text
+
     @pytest.mark.parametrize("moment", [120, 125])  # it answers, and it does not
     def test_a_source_that_answers_now_and_then_is_not_said_to_be_gone(self, moment):
         engine = {"host": "h", "source": "engine", "target": SERVER, "server": SERVER}

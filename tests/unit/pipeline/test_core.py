@@ -65,6 +65,16 @@ def test_a_source_that_goes_silent_is_late_after_ten_seconds_and_its_series_end(
     assert pipeline.snapshot(result).answer("running").samples == ()
 
 
+def test_a_source_is_not_late_because_nobody_looked_for_a_while(pipeline):
+    run(pipeline, [(START + 1000 * s, [page(s, scenario.STORM[1])]) for s in range(3)])
+    result = pipeline.tick(START + 62_000, [])  # the machine slept
+    assert pipeline.source_states(result.time)[0].up
+    for second in range(63, 75):
+        result = pipeline.tick(START + 1000 * second, [])
+    (state,) = pipeline.source_states(result.time)
+    assert (state.up, state.reason) == (False, "hung")  # eleven seconds in which we looked
+
+
 def test_the_snapshot_answers_the_catalogue_with_labels(pipeline):
     result = run(pipeline, storm())[-1]
     snapshot = pipeline.snapshot(result)
