@@ -262,9 +262,9 @@ def _verdict(plan: Plan, asked: Asked) -> str:
     if plan.verdict == "unknown" and not any(engine.model.missing for engine in asked.engines):
         return "unknown: the model has parts that are not counted (see the notes)"
     reasons = _reasons(asked)
-    refused = [words for one in asked.engines if (words := too_long(one.model, one.deployment))]
+    refused = [no for one in asked.engines if (no := too_long(one.model, one.deployment))]
     if plan.verdict in ("fits", "tight") and refused:
-        return f"{plan.verdict}, but {refused[0].partition(': ')[0]} (see the notes)"
+        return f"{plan.verdict}, but {refused[0].reason} (see the notes)"
     if plan.verdict == "does_not_fit" and not reasons and not plan.serves:
         reasons = [note for found in plan.capacities for note in start_notes(found)]
     return f"{_VERDICTS[plan.verdict]}: {reasons[0]}" if reasons else _VERDICTS[plan.verdict]

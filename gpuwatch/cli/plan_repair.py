@@ -54,12 +54,12 @@ def _serves(engine: Engine) -> bool:
 def too_long_asked(args: argparse.Namespace, command: Command, engine: Engine) -> tuple[FlagProblem, ...]:
     """Return what is wrong with the length that the command asks for: one that the engine refuses."""
     asked, deployment = command.numbers.get("context"), engine.deployment
-    text = too_long(engine.model, deployment)
-    if not text or args.context is not None or asked is None:
+    refusal = too_long(engine.model, deployment)
+    if refusal is None or args.context is not None or asked is None:
         return ()
     allowed = allowed_length(engine.model, deployment.engine, deployment.version)
     flag = "context-length" if deployment.engine == "sglang" else "max-model-len"
-    return (FlagProblem(flag, "risky", str(asked), text, "", str(allowed)),)
+    return (FlagProblem(flag, "risky", str(asked), str(refusal), "", str(allowed)),)
 
 
 def own_model(args: argparse.Namespace, command: Command) -> bool:

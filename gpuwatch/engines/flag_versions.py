@@ -187,6 +187,11 @@ def available(engine: str, version: Version | None, flag: str) -> bool:
     return row is not None and version is not None and any(version in span for span in row.spans)
 
 
+def risky_above(engine: str, flag: str) -> float:
+    """Return the number above which `flag` is a known trap. Raises StopIteration where the table has none."""
+    return next(float(trap.when[1:]) for trap in _TRAPS[engine] if trap.flag == flag and trap.when[0] == ">")
+
+
 def show(value: Value) -> str:
     """Return the value of a flag as a user types it."""
     if isinstance(value, bool):

@@ -6,6 +6,7 @@ Sources: ``_get_and_verify_max_len`` in vLLM's ``config/model.py``, ``get_contex
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,15 +43,28 @@ def default_length(model: Model, engine: str, version: tuple[int, ...]) -> int |
     return model.original_context if short and model.original_context else allowed_length(model, engine, version)
 
 
-def too_long(model: Model, deployment: Deployment) -> str:
-    """Return why the engine refuses the length that is asked for; empty where it takes it."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an engine does not start with the length that is asked for, and the ways out."""
+
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.remedy}"
+
+
+def too_long(model: Model, deployment: Deployment) -> Refusal | None:
+    """Return why the engine refuses the length that is asked for; None where it takes it."""
     allowed = allowed_length(model, deployment.engine, deployment.version)
     if allowed is None or deployment.context <= allowed or deployment.longer_allowed:
-        return ""
+        return None
     words = f"{deployment.context:,} tokens are beyond the {allowed:,} that the model's config gives"
     if deployment.engine == "sglang":
         flag, force = "--json-model-override-args", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
     else:
         flag, force = "--hf-overrides", "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
     way = f"the rope scaling that it was made for, with max_position_embeddings of {deployment.context}, goes into"
-    return f"{words}, so the engine will not start: {way} {flag}; {force}=1 only forces it, and answers degrade"
+    return Refusal(
+        f"{words}, so the engine will not start", f"{way} {flag}; {force}=1 only forces it, and answers degrade"
+    )

@@ -67,7 +67,8 @@ class Capacity:
 class Plan:
     """A whole plan. `error_band` is the relative uncertainty of a card's total.
 
-    `serves` is False where an engine, launched as it is, does not hold one of the requests that were asked for.
+    `serves` is False where an engine, launched as it is, does not hold one of the requests that were asked for,
+    whatever the verdict, and where it does not start.
     """
 
     verdict: Verdict
@@ -196,11 +197,11 @@ def make_plan(engines: Sequence[Engine]) -> Plan:
     notes_of_ranks = [note for engine in engines for note in obstacles(engine.model, engine.deployment)]
     notes = list(notes_of_ranks)
     notes += [note for engine in engines for note in notes_of(engine)]
-    serves = True
-    if verdict != "unknown" and not notes_of_ranks and card.total <= card.capacity:
+    serves = not notes_of_ranks and (len(engines) == 1 or card.total <= card.capacity) and not too_much_asked(engines)
+    if verdict != "unknown" and not notes_of_ranks:
         short = [note for found, own in zip(capacities, told, strict=True) if own for note in start_notes(found)]
-        notes, serves = [*short, *notes], not short
-    refused = [words for engine in engines if (words := too_long(engine.model, engine.deployment))]
+        notes, serves = [*short, *notes], serves and not short
+    refused = [str(no) for engine in engines if (no := too_long(engine.model, engine.deployment))]
     notes, serves = [*refused, *notes], serves and not refused
     if len(engines) > 1:
         notes += _sharing_notes(engines)
@@ -261,7 +262,7 @@ def start_notes(found: Capacity) -> list[str]:
         words += ", so the engine will not start"
     if engine.deployment.pool_asked:
         return [f"{words}: the size of the pool was asked for"]
-    if given < needed < 1:
+    if given < needed < 1 and card_of([engine]).total <= engine.deployment.capacity:
         return [f"{words}: it needs {needed:.2f}"]
     return [f"{words}: no fraction is enough with all that the engine sets aside"]
 

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gpuwatch.engines.flag_versions import risky_above
 from gpuwatch.ledger.kv import element_bytes
 from gpuwatch.ledger.need import Engine, with_weights
 from gpuwatch.ledger.plan import (
@@ -24,8 +25,6 @@ from gpuwatch.units import GIB
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-HIGHEST_FRACTION = {"vllm": 0.95, "sglang": 0.9}
-"""Above these `engines.flag_versions` calls a fraction risky."""
 FRACTION_STEP = 0.03
 RECENT_TOKENS = 4096
 """Tokens that stay in 16 bits in the mixed-precision row."""
@@ -247,15 +246,15 @@ def _changes(engine: Engine) -> Iterator[Change]:
 def _settings(engine: Engine) -> Iterator[Change]:
     deployment = engine.deployment
     sglang = deployment.engine == "sglang"
-    highest = HIGHEST_FRACTION[deployment.engine]
+    flag = "mem-fraction-static" if sglang else "gpu-memory-utilization"
+    highest = risky_above(deployment.engine, flag)
     fraction = min(highest, round(deployment.fraction + FRACTION_STEP, 2))
     if fraction < (needed := fraction_needed(engine)) <= highest:
         fraction = needed
     if fraction > deployment.fraction and not deployment.pool_asked:
-        flag = "--mem-fraction-static" if sglang else "--gpu-memory-utilization"
         left = (1 - fraction) * deployment.capacity / GIB
         yield Change(
-            f"{flag} {deployment.fraction:g} → {fraction:g}",
+            f"--{flag} {deployment.fraction:g} → {fraction:g}",
             f"{left:.1f} GiB of the card stay for everything the engine did not count",
             SPEED,
             engine.with_deployment(fraction=fraction, fraction_asked=True),

@@ -61,7 +61,7 @@ def test_a_length_beyond_that_is_refused_whatever_the_memory():
         engine = launched(kind)
         plan = make_plan([engine])
         assert (plan.verdict, plan.serves) == ("fits", False)
-        assert plan.notes[0] == too_long(engine.model, engine.deployment)
+        assert plan.notes[0] == str(too_long(engine.model, engine.deployment))
         assert "65,536 tokens are beyond the 32,768" in plan.notes[0]
         assert flag in plan.notes[0]
     forced = make_plan([launched("vllm", longer_allowed=True)])
