@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,13 +78,14 @@ def long(tmp_path_factory):
 
 @contextmanager
 def watched(server: VllmServer, folder: Path, gpus: int = 2):
-    """Yield the simulated GPUs of a server and somebody who watches both."""
+    """Yield the simulated GPUs of a server and somebody who watches both, who has begun."""
     folder.mkdir(exist_ok=True)
     fake = FakeNvml(folder / "gpus", gpus=gpus)
     simulated = SimulatedGpus(fake, server, gpus)
     simulated.start()
     try:
         with Follow("--engine", server.url, "--log", str(server.log), env=fake.env()) as follow:
+            follow.lead(0)
             yield simulated, follow
     finally:
         simulated.close()
@@ -168,10 +169,14 @@ SLOW = (
 )
 
 
-def suffer(fault: Fault, server: VllmServer, folder: Path, results: dict) -> None:
-    """Run one fault with a machine and a watcher of its own; put the view, or what went wrong, into `results`."""
+def suffer(fault: Fault, server: VllmServer, folder: Path, results: dict, ready: threading.Barrier) -> None:
+    """Run one fault with a machine and a watcher of its own; put the view, or what went wrong, into `results`.
+
+    At `ready` all watchers have begun, and the load may.
+    """
     try:
         with watched(server, folder) as (gpus, follow):
+            ready.wait()
             follow.lead(fault.lead)
             before = follow.ever(above_info=True)
             since = time.time()
@@ -181,15 +186,19 @@ def suffer(fault: Fault, server: VllmServer, folder: Path, results: dict) -> Non
             results[fault.id] = (before, view, follow.ever(since, above_info=True))
     except Exception as error:  # noqa: BLE001  # told to the test that asks for this fault
         results[fault.id] = error
+        ready.abort()
 
 
 def together(faults: tuple[Fault, ...], server: VllmServer, folder: Path) -> dict:
     """Run faults at the same time beside one load: each has GPUs and a watcher of its own."""
     results: dict = {}
-    threads = [threading.Thread(target=suffer, args=(f, server, folder / f.id, results)) for f in faults]
+    ready = threading.Barrier(len(faults) + 1, timeout=300)
+    threads = [threading.Thread(target=suffer, args=(f, server, folder / f.id, results, ready)) for f in faults]
+    for thread in threads:
+        thread.start()
+    with suppress(threading.BrokenBarrierError):  # the thread that broke it tells why
+        ready.wait()
     with steady(server, clients=5):
-        for thread in threads:
-            thread.start()
         for thread in threads:
             thread.join(300)
     return results
