@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.cli import UsageError
 from gpuwatch.cli.plan_command import checked, read_launch
-from gpuwatch.cli.plan_repair import judged, own_model, replaced, too_long_asked
+from gpuwatch.cli.plan_repair import judged, own_model, replaced, started, too_long_asked
 from gpuwatch.engines.version import parse_version, show_version
 from gpuwatch.ledger.beside import adapters_of, draft_of, loads_towers
 from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.command import repaired
 from gpuwatch.ledger.command_values import KV_TYPES, KV_TYPES_SHOWN, LONGEST, MOST_RANKS
-from gpuwatch.ledger.defaults import NEWEST, with_defaults
+from gpuwatch.ledger.defaults import NEWEST, kv_type_followed, with_defaults
 from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.files import load
 from gpuwatch.ledger.kv import layout
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 
 DEFAULT_GIB = 80.0
 DEFAULT_CONTEXT = 4096
-KV_TYPE_READ_SINCE = (0, 32)
-"""vLLM whose ``auto`` is known to follow the KV type that a checkpoint names."""
-
-
 LENGTH_FITTED_SINCE = (0, 14, 0)
 
 
@@ -100,7 +96,9 @@ def read(args: argparse.Namespace) -> Asked:
     if command is not None:
         own = own_model(args, command)
         problems = (*problems, *(too_long_asked(args, command, engines[0]) if own else ()))
-        problems, kept = judged(problems, engines[0]) if own else (problems, [])
+        problems, kept, now = judged(problems, engines[0]) if own else (problems, [], engines[0])
+        stopped, stays = started(args, command, now, problems) if own else ((), [])
+        problems, kept = (*problems, *stopped), [*kept, *stays]
         assumed += [*_counted(problems), *kept]
     return Asked(tuple(engines), gpus, show_version(version), launch, problems, tuple(dict.fromkeys(assumed)))
 
@@ -209,8 +207,7 @@ def _version(engine: str, text: str | None) -> tuple[int, int, int]:
 def _kv_dtype(args: argparse.Namespace, command: Command | None, kind: str, version: Version, model: Model) -> str:
     """Return the KV type: as asked for, else as the checkpoint names it where the engine follows it."""
     asked = str(args.kv_dtype or (command.kv_dtype if command is not None else "auto"))
-    follows = asked == "auto" and kind == "vllm" and version >= KV_TYPE_READ_SINCE
-    return model.kv_type if follows and model.kv_type else asked
+    return (kv_type_followed(kind, version, model) or asked) if asked == "auto" else asked
 
 
 def _engine(

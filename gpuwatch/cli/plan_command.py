@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwatch.cli import UsageError
+from gpuwatch.engines.flag_secrets import shown_text, shown_words
 from gpuwatch.ledger.command import in_full_words, read_command, repaired
 from gpuwatch.ledger.command_values import check_values
 
@@ -51,9 +52,10 @@ class Launch:
         return _LONGER.search(self.before) is not None
 
     def repaired(self, problems: Sequence[FlagProblem]) -> str:
-        """Return the whole command with the faults of its flags repaired."""
-        arguments = repaired(self.command, problems)
-        return " ".join(part for part in (self.before, arguments, self.after) if part)
+        """Return the whole command with the faults of its flags repaired, and without its secrets."""
+        words = shown_words(self.command.engine, shlex.split(repaired(self.command, problems)), self.command.model)
+        parts = (shown_text(self.before), shlex.join(words), shown_text(self.after))
+        return " ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True)

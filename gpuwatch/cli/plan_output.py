@@ -14,6 +14,7 @@ from gpuwatch.ledger.kv import scale_share
 from gpuwatch.ledger.lengths import too_long
 from gpuwatch.ledger.plan import PARTS, card_of, fraction_needed, pool_flag, start_notes
 from gpuwatch.ledger.pool import LONGEST
+from gpuwatch.ledger.shares import shares_needed
 from gpuwatch.ledger.spread import spreads
 from gpuwatch.ledger.starts import obstacles
 from gpuwatch.ledger.whatif import best_pair, what_if
@@ -186,7 +187,11 @@ def _rows(asked: Asked) -> list[Row]:
         rows = (*([pair] if pair is not None else []), *what_if(engine, others))
         found.append([replace(row, change=f"{_called(asked, at)}{row.change}") for row in rows])
     turns = [row for turn in itertools.zip_longest(*found) for row in turn if row is not None]
-    return sorted(turns, key=lambda row: _ORDER[row.verdict]) if len(found) > 1 else turns
+    if len(found) == 1:
+        return turns
+    shares = shares_needed(asked.engines)
+    ordered = sorted(turns, key=lambda row: _ORDER[row.verdict])
+    return ordered if shares is None else [shares, *ordered]
 
 
 def _called(asked: Asked, at: int) -> str:
@@ -261,10 +266,13 @@ def _verdict(plan: Plan, asked: Asked) -> str:
     """Return the verdict in words, with the first reason where the engine does not start whatever the memory."""
     if plan.verdict == "unknown" and not any(engine.model.missing for engine in asked.engines):
         return "unknown: the model has parts that are not counted (see the notes)"
-    reasons = _reasons(asked)
+    reasons, card = _reasons(asked), plan.cards[0]
     refused = [no for one in asked.engines if (no := too_long(one.model, one.deployment))]
     if plan.verdict in ("fits", "tight") and refused:
         return f"{plan.verdict}, but {refused[0].reason} (see the notes)"
+    if plan.verdict == "tight" and card.total > card.capacity:
+        over = gib(card.total - card.capacity)
+        return f"tight: over by {over} GiB, less than the sum is uncertain by, and the engine's own budget holds it"
     if plan.verdict == "does_not_fit" and not reasons and not plan.serves:
         reasons = [note for found in plan.capacities for note in start_notes(found)]
     return f"{_VERDICTS[plan.verdict]}: {reasons[0]}" if reasons else _VERDICTS[plan.verdict]
@@ -361,6 +369,8 @@ def _print_rows(asked: Asked) -> None:
         print(f"  {row.change}")
         holds = f"longest request {_tokens(row.max_context)}, {down(row.max_concurrency):.1f} of full length"
         stands = row.verdict.replace("_", " ")
+        if row.verdict == "does_not_fit" and row.max_concurrency >= 1:  # it has a pool, and the card no room
+            stands = "does not fit beside the others" if len(asked.engines) > 1 else "more than the card"
         if not row.serves and row.verdict in ("fits", "tight"):
             stands = "fits the card and will not start"
         print(f"    {stands}: {holds}")

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
-from gpuwatch.engines.flag_versions import FlagProblem
+from gpuwatch.engines.flag_versions import FlagProblem, risky_above, show
+from gpuwatch.ledger.command import stretched
 from gpuwatch.ledger.lengths import allowed_length, too_long
-from gpuwatch.ledger.plan import starved, verdict_of
+from gpuwatch.ledger.plan import capacity_of, fewer_ranks, fraction_needed, own_pool, start_notes, starved, verdict_of
+from gpuwatch.ledger.starts import obstacles
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from gpuwatch.ledger.command import Command
     from gpuwatch.ledger.need import Engine
 
 _FRACTIONS = ("gpu-memory-utilization", "mem-fraction-static")
+_LENGTHS = ("max-model-len", "context-length")
+_POOLS = ("num-gpu-blocks-override", "kv-cache-memory-bytes", "max-total-tokens")
+_RANKS = {
+    "vllm": {
+        "tp": "tensor-parallel-size",
+        "pp": "pipeline-parallel-size",
+        "dcp": "decode-context-parallel-size",
+    },
+    "sglang": {"tp": "tp-size", "pp": "pp-size", "dcp": "dcp-size"},
+}
 _ARGUMENTS = ("tp", "pp", "dcp", "pcp", "context", "max_num_seqs", "chunk")
 
 
-def judged(problems: Sequence[FlagProblem], engine: Engine) -> tuple[tuple[FlagProblem, ...], list[str]]:
-    """Return the problems whose repair leaves an engine that serves what was asked for, and notes on the others."""
+def judged(problems: Sequence[FlagProblem], engine: Engine) -> tuple[tuple[FlagProblem, ...], list[str], Engine]:
+    """Return the problems whose repair leaves an engine that serves what was asked for, and notes on the others.
+
+    The engine that comes with them is the one of the repaired command.
+    """
     if not engine.model.complete:
-        return tuple(problems), []
+        return tuple(problems), [], engine
     kept, notes, now = [], [], engine
     for problem in problems:
         after = _without(now, problem)
@@ -33,7 +49,60 @@ def judged(problems: Sequence[FlagProblem], engine: Engine) -> tuple[tuple[FlagP
         change = f"--{problem.flag} {problem.proposed} the engine" if problem.proposed else "without it the engine"
         words = f"--{problem.flag} {problem.value} stays: {problem.text}"
         notes.append(f"{words}; but {change.replace('--', 'with --', 1)} does not hold what was asked for")
-    return tuple(kept), notes
+    return tuple(kept), notes, now
+
+
+def started(
+    args: argparse.Namespace, command: Command, engine: Engine, problems: Sequence[FlagProblem]
+) -> tuple[tuple[FlagProblem, ...], list[str]]:
+    """Return what keeps the engine of a command with `problems` repaired from starting, and a note where that stays.
+
+    Ranks become the most, of those that there are, with which it starts and serves; a size of the pool that holds no
+    request is left out, and a share of the card that holds none raised, where that is enough.
+    """
+    reasons: Sequence[str] = obstacles(engine.model, engine.deployment)
+    found: tuple[FlagProblem, ...] = ()
+    if reasons:
+        found = _other_ranks(args, command, engine, reasons[0])
+    elif engine.model.complete and verdict_of([engine]) != "unknown":
+        reasons = [note for note in start_notes(capacity_of(engine)) if "will not start" in note]
+        repaired = {problem.flag for problem in problems}
+        found = _other_pool(args, command, engine, reasons[0], repaired) if reasons else ()
+    if not reasons or found:
+        return found, []
+    return (), ["the repaired command will not start, either: it takes more than a repair, as under what if"]
+
+
+def _other_ranks(args: argparse.Namespace, command: Command, engine: Engine, reason: str) -> tuple[FlagProblem, ...]:
+    complete, before = engine.model.complete, engine.deployment
+    after = next((one.deployment for one in fewer_ranks(engine) if not complete or _serves(one)), None)
+    if after is None:
+        return ()
+    flags = _RANKS[before.engine]
+    changed = [name for name in flags if getattr(before, name) != getattr(after, name)]
+    if any(getattr(args, name) is not None or name not in command.numbers for name in changed):
+        return ()  # not the command's own
+    return tuple(
+        FlagProblem(flags[name], "risky", str(getattr(before, name)), reason, "", str(getattr(after, name)))
+        for name in changed
+    )
+
+
+def _other_pool(
+    args: argparse.Namespace, command: Command, engine: Engine, reason: str, repaired: Container[str]
+) -> tuple[FlagProblem, ...]:
+    deployment = engine.deployment
+    if deployment.pool_asked:
+        names = [name for name in _POOLS if name in command.flags]
+        free = own_pool(engine)
+        return tuple(FlagProblem(name, "risky", show(command.flags[name]), reason) for name in names if _serves(free))
+    flag, needed = _FRACTIONS[deployment.engine == "sglang"], fraction_needed(engine)
+    larger = engine.with_deployment(fraction=needed, fraction_asked=True)
+    assumed = command.fraction is None and args.gpu_memory is None  # nothing that was said needs it
+    stays = assumed or args.utilization is not None or flag in repaired
+    if stays or not deployment.fraction < needed <= risky_above(deployment.engine, flag) or not _serves(larger):
+        return ()
+    return (FlagProblem(flag, "risky", f"{deployment.fraction:g}", reason, "", f"{needed:g}"),)
 
 
 def _without(engine: Engine, problem: FlagProblem) -> Engine | None:
@@ -44,6 +113,8 @@ def _without(engine: Engine, problem: FlagProblem) -> Engine | None:
         return engine.with_deployment(host_weights=0.0)
     if problem.flag in _FRACTIONS and problem.proposed:
         return engine.with_deployment(fraction=float(problem.proposed), fraction_asked=True)
+    if problem.flag in _LENGTHS and problem.proposed:
+        return engine.with_deployment(context=int(problem.proposed))
     return None
 
 
@@ -58,7 +129,14 @@ def too_long_asked(args: argparse.Namespace, command: Command, engine: Engine) -
     if refusal is None or args.context is not None or asked is None:
         return ()
     allowed = allowed_length(engine.model, deployment.engine, deployment.version)
-    flag = "context-length" if deployment.engine == "sglang" else "max-model-len"
+    sglang = deployment.engine == "sglang"
+    fields = stretched(command)
+    length = fields.get("max_position_embeddings")
+    if isinstance(length, int) and length >= asked and "max_position_embeddings" not in command.overrides:
+        words = f"{refusal.reason}: the rope scaling stretches it to {length:,}, which has to be declared beside it"
+        into = "json-model-override-args" if sglang else "hf-overrides"
+        return (FlagProblem(into, "risky", "", words, "", json.dumps(fields)),)
+    flag = "context-length" if sglang else "max-model-len"
     return (FlagProblem(flag, "risky", str(asked), str(refusal), "", str(allowed)),)
 
 

@@ -38,8 +38,11 @@ kv-transfer-config              | 0.6.5- |
 long-prefill-token-threshold    | 0.7.3- | --max-num-batched-tokens
 max-num-partial-prefills        | 0.7.3-0.26 | --long-prefill-token-threshold
 max-num-queued-reqs             | 0.29- |
+ngram-prompt-lookup-max         | 0.5.0-0.8.2 | --speculative-config
+ngram-prompt-lookup-min         | 0.5.0-0.8.2 | --speculative-config
 num-gpu-blocks-override         | 0.4.1- |
 num-scheduler-steps             | 0.5.5-0.10.0 |
+num-speculative-tokens          | 0.4.1-0.8.2 | --speculative-config
 performance-mode                | 0.17- |
 preemption-mode                 | 0.5.1-0.10.2 |
 prefill-context-parallel-size   | 0.12- |
@@ -47,6 +50,10 @@ rope-scaling                    | 0.4.3-0.11.0 | --hf-overrides
 rope-theta                      | 0.5.0-0.11.0 | --hf-overrides
 scheduler-reserve-full-isl      | 0.19- |
 show-hidden-metrics-for-version | 0.8.0- |
+speculative-draft-tensor-parallel-size | 0.5.0-0.8.2 | --speculative-config
+speculative-max-model-len       | 0.4.1-0.8.2 | --speculative-config
+speculative-model               | 0.4.1-0.8.2 | --speculative-config
+speculative-model-quantization  | 0.6.0-0.8.2 | --speculative-config
 swap-space                      | 0.2.7-0.17 |
 async-scheduling                | 0.10.0- |
 """
@@ -145,6 +152,8 @@ def _read_traps(rows: str) -> tuple[_Trap, ...]:
 
 
 _SPANS = {"vllm": _read_spans(_VLLM_SPANS), "sglang": _read_spans(_SGLANG_SPANS)}
+_FIRST = {"vllm": parse_version("0.2.7"), "sglang": parse_version("0.2.15")}
+"""The first version of each engine that the tables know."""
 _TRAPS = {"vllm": _read_traps(_VLLM_TRAPS), "sglang": _read_traps(_SGLANG_TRAPS)}
 
 
@@ -172,6 +181,19 @@ def risky_flags(engine: str, version: str, flags: Mapping[str, Value]) -> tuple[
         FlagProblem(trap.flag, "risky", show(flags[trap.flag]), trap.text, "", trap.proposed)
         for trap in _TRAPS.get(engine, ())
         if trap.flag in flags and parsed in trap.span and _holds(trap.when, flags[trap.flag], flags)
+    )
+
+
+def always_risky(engine: str, flags: Mapping[str, Value]) -> tuple[FlagProblem, ...]:
+    """Return the traps among launch flags that every version has: what holds where the version is not known."""
+    first = _FIRST.get(engine)
+    return tuple(
+        FlagProblem(trap.flag, "risky", show(flags[trap.flag]), trap.text, "", trap.proposed)
+        for trap in _TRAPS.get(engine, ())
+        if trap.flag in flags
+        and trap.span.low == first
+        and trap.span.high is None
+        and _holds(trap.when, flags[trap.flag], flags)
     )
 
 

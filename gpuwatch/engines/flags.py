@@ -50,7 +50,7 @@ data-parallel-rank           | -dpn | int |
 data-parallel-external-lb    | -dpe | bool |
 data-parallel-hybrid-lb      | -dph | bool |
 decode-context-parallel-size | -dcp | int | dcp
-prefill-context-parallel-size | -pcp | int |
+prefill-context-parallel-size | -pcp | int | pcp
 enable-expert-parallel       | | bool |
 api-server-count             | -asc | int |
 nnodes                       | -n | int |
@@ -96,6 +96,11 @@ kv-cache-dtype-skip-layers   | | text |
 mm-ipc-gpu-memory-gb         | | float |
 speculative-model            | | text |
 num-speculative-tokens       | | int |
+speculative-draft-tensor-parallel-size | -spec-draft-tp | int |
+speculative-model-quantization | | text |
+speculative-max-model-len    | | int |
+ngram-prompt-lookup-max      | | int |
+ngram-prompt-lookup-min      | | int |
 limit-mm-per-prompt          | | text |
 mm-processor-cache-gb        | | float |
 hf-overrides                 | | text |

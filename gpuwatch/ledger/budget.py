@@ -32,7 +32,7 @@ DEVICE_CONTEXT_BYTES = 0.42 * GIB
 """What those versions charge that look at the whole device: the CUDA context, too. Printed by 0.6.4."""
 ENCODER_BYTES = 2.7 * MIB
 """Peak of a tower's profile run, in which vLLM encodes the longest input it takes, for each unit of the tower's width.
-Fitted to Gemma 4 (2.4) and Qwen3-VL (3.0)."""
+Fitted to Gemma 4 (2.4) and Qwen3-VL (3.0); other starts of such models took half of it and less."""
 CONTEXT_BYTES = 1.0 * GIB
 """CUDA context, its modules and the allocator's slack. Seen: 0.4 to 0.6 GiB before profiling, 1 to 1.5 in the end."""
 COMMUNICATION_BYTES = 0.25 * GIB
@@ -202,12 +202,17 @@ def activation_bytes(model: Model, deployment: Deployment) -> float:
     """
     v0_chunks = bool(deployment.version) and deployment.version < (0, 8) and deployment.chunk < deployment.context
     samples = not deployment.pooling and not (deployment.engine == "vllm" and v0_chunks)
-    encodes = deployment.engine == "vllm" and deployment.towers and model.tower > 0
     return max(
         forward_bytes(model, deployment),
         sampler_bytes(model, deployment) if samples else 0.0,
-        ENCODER_BYTES * model.tower_width if encodes else 0.0,
+        encoder_bytes(model, deployment),
     )
+
+
+def encoder_bytes(model: Model, deployment: Deployment) -> float:
+    """Return the peak of vLLM's profile run of a tower; 0 where it has none to run."""
+    encodes = deployment.engine == "vllm" and deployment.towers and model.tower > 0
+    return ENCODER_BYTES * model.tower_width if encodes else 0.0
 
 
 def forward_bytes(model: Model, deployment: Deployment) -> float:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.engines.flag_names import in_full, is_listed, misnamed_flag
 from gpuwatch.engines.flag_versions import flag_problems
 from gpuwatch.engines.flags import FLAGS, flag_facts, parse_flags
 from gpuwatch.ledger.beside import draft_name, settings_in
+from gpuwatch.ledger.nested import INTO, drafting, folded, moved, nesting_problems, settings_meant
 from gpuwatch.ledger.uncounted import not_counted
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ _NUMBERS = {
 
 
 MOST_DRAFTED = 1024
-_INTO = ("rope-scaling", "rope-theta")
-"""Flags that became fields of ``--hf-overrides``."""
 _DRAFTED = ("num-speculative-tokens", "spec-tokens", "speculative-num-draft-tokens")
 
 
@@ -89,12 +88,12 @@ class Command:
     def overrides(self) -> dict[str, object]:
         """Fields of the model's config that it replaces."""
         if self.engine == "sglang":
-            return dict(settings_in(self.flags.get("json-model-override-args")))
-        scaling, base = settings_in(self.flags.get("rope-scaling")), self.flags.get("rope-theta")
+            return settings_meant(self.flags.get("json-model-override-args"))
+        scaling, base = settings_meant(self.flags.get("rope-scaling")), self.flags.get("rope-theta")
         found: dict[str, object] = {"rope_scaling": dict(scaling)} if scaling else {}
         if isinstance(base, (int, float)) and not isinstance(base, bool):
             found["rope_theta"] = base
-        return {**found, **settings_in(self.flags.get("hf-overrides"))}
+        return {**found, **settings_meant(self.flags.get("hf-overrides"))}
 
     def unread(self, version: str, *, draft: bool = False) -> list[str]:
         """Return what of the command has no part in the figures, a note each: memory, and names nobody can judge.
@@ -121,18 +120,32 @@ class Command:
         """Return what is wrong with its flags for a version of the engine, names that it does not have among them."""
         found = list(flag_problems(self.engine, version, self.flags))
         judged = {problem.flag for problem in found}
+        forms = nesting_problems(self.engine, version, self.arguments, self.flags)
+        found += [problem for problem in forms if problem.flag not in judged]
         for word in self.arguments:
             name = _long_name(word)
             if name and name not in judged:
                 judged.add(name)
                 problem = misnamed_flag(self.engine, version, name)
                 found += [problem] if problem is not None else []
-        return tuple(found)
+        return tuple(self._carried(problem) for problem in found)
+
+    def _carried(self, problem: FlagProblem) -> FlagProblem:
+        """Return a problem; without the flag that replaces its own where the value of that cannot be carried over."""
+        target, _ = INTO.get(problem.flag, ("", ""))
+        if problem.instead != f"--{target}" or self.fields(target) or problem.flag not in self.flags:
+            return problem
+        words = f"{problem.text}; its value cannot be carried over to --{target}"
+        return replace(problem, text=words, instead="")
+
+    def fields(self, target: str) -> dict[str, object]:
+        """Return the object for `target` (``hf-overrides``, ``speculative-config``), older flags carried over to it."""
+        return stretched(self) if target == "hf-overrides" else drafting(self.flags)
 
 
 def read_command(engine: str, arguments: Sequence[str]) -> Command:
     """Read the arguments behind ``vllm serve`` or ``sglang.launch_server``."""
-    texts = parse_flags(engine, in_full_words(engine, arguments))
+    texts = parse_flags(engine, folded(engine, in_full_words(engine, arguments)))
     flags = {
         name.removeprefix("flag."): value for name, value in flag_facts(engine, texts).items() if name[:5] == "flag."
     }
@@ -183,19 +196,10 @@ def _model(engine: str, arguments: Sequence[str], flags: Mapping[str, Value]) ->
 
 def repaired(command: Command, problems: Sequence[FlagProblem], more: Mapping[str, str] | None = None) -> str:
     """Return the arguments with faulty flags replaced or left out, and `more` flags (without dashes) set."""
-    changes: dict[str, str | None] = {}
-    renamed: dict[str, str] = {}
-    for problem in problems:
-        if problem.kind == "unknown" and problem.instead.startswith("--"):
-            renamed[problem.flag] = problem.instead.removeprefix("--")
-        else:
-            changes[problem.flag] = problem.proposed or None
+    changes, renamed, gone = _changes(command, problems)
     changes |= more or {}
     words, at = [], 0
     set_anew = frozenset(changes)
-    nested, renamed = _nested(command, renamed)
-    if nested:
-        changes["hf-overrides"] = json.dumps(nested)
     arguments = command.arguments
     while at < len(arguments):
         flag, length = _flag_at(command.engine, arguments, at)
@@ -207,7 +211,7 @@ def repaired(command: Command, problems: Sequence[FlagProblem], more: Mapping[st
             value = changes.pop(flag)
             if value is not None:
                 words += [f"--{flag}", value]
-        elif flag in set_anew or (nested and flag in ("hf-overrides", *_INTO)):
+        elif flag in gone or flag in set_anew:
             continue  # the last one wins, and there is one by now
         elif flag in renamed:
             words += _renamed(part, renamed[flag], {*set_anew, *command.flags})
@@ -215,6 +219,26 @@ def repaired(command: Command, problems: Sequence[FlagProblem], more: Mapping[st
             words += part
     words += [word for flag, value in changes.items() if value is not None for word in (f"--{flag}", value)]
     return shlex.join(words)
+
+
+def _changes(
+    command: Command, problems: Sequence[FlagProblem]
+) -> tuple[dict[str, str | None], dict[str, str], frozenset[str]]:
+    """Return the new values of flags (None: left out), their new names, and the flags that become part of another."""
+    changes: dict[str, str | None] = {}
+    renamed: dict[str, str] = {}
+    gone: set[str] = set()
+    for problem in problems:
+        if problem.kind == "unknown" and problem.instead.startswith("--"):
+            renamed[problem.flag] = problem.instead.removeprefix("--")
+        else:
+            changes[problem.flag] = problem.proposed or None
+    for target in ("hf-overrides", "speculative-config"):
+        if parts := moved(command.flags, renamed, target):
+            changes.setdefault(target, json.dumps(command.fields(target)))
+            renamed = {flag: name for flag, name in renamed.items() if flag not in parts}
+            gone |= {*parts, target}
+    return changes, renamed, frozenset(gone)
 
 
 def _renamed(part: Sequence[str], name: str, given: AbstractSet[str]) -> list[str]:
@@ -225,21 +249,18 @@ def _renamed(part: Sequence[str], name: str, given: AbstractSet[str]) -> list[st
     return [f"--{name}={value}"] if equals else [f"--{name}", *part[1:]]
 
 
-def _nested(command: Command, renamed: dict[str, str]) -> tuple[dict[str, object], dict[str, str]]:
-    """Return what flags that became fields of ``--hf-overrides`` set there, and the other new names.
+def stretched(command: Command) -> dict[str, object]:
+    """Return the fields of the model's config that a command replaces, with the length that they stretch it to.
 
     The length of a model with YaRN is the one that its config declares: since 0.32 vLLM computes none from the factor.
     """
-    moved = [flag for flag in _INTO if renamed.get(flag) == "hf-overrides" and flag in command.flags]
-    if not moved:
-        return {}, renamed
     fields = command.overrides
     scaling = fields.get("rope_scaling")
     if isinstance(scaling, dict) and "yarn" in (scaling.get("rope_type"), scaling.get("type")):
         original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
         if isinstance(original, int) and isinstance(factor, (int, float)):
             fields.setdefault("max_position_embeddings", int(original * factor))
-    return fields, {flag: name for flag, name in renamed.items() if flag not in moved}
+    return fields
 
 
 def _flag_at(engine: str, arguments: Sequence[str], at: int) -> tuple[str, int]:

@@ -19,8 +19,22 @@ NEWEST = {"vllm": (0, 33, 0), "sglang": (0, 5, 23)}
 """The newest version of each engine that is known: what a plan is for where none is named."""
 OLD_FRACTION, NEW_FRACTION = 0.9, 0.92
 NEW_FRACTION_SINCE = (0, 20)
-STATES_CACHED_SINCE = (0, 26)
+STATES_CACHED_SINCE = (0, 28)
 """Prefix caching is on by default for models with linear layers, too."""
+KV_TYPE_SINCE = {
+    ("vllm", "modelopt kv_cache_quant_algo"): (0, 14),
+    ("vllm", "modelopt kv_cache_scheme"): (0, 15),
+    ("vllm", "compressed-tensors kv_cache_scheme"): (0, 15),
+    ("sglang", "modelopt kv_cache_quant_algo"): (0, 5, 9),
+    ("sglang", "modelopt kv_cache_scheme"): (0, 5, 23),
+}
+"""Versions whose ``auto`` is known to follow the KV type that a checkpoint names, by the field that names it.
+
+Source: vLLM's pull requests 30785 and 30141, ``utils/torch_utils.py``, ``layers/attention/attention.py``; SGLang's
+``configure_kv_cache_dtype`` and ``modelopt_quant.py``.
+"""
+NVFP4_KV_SINCE = {"vllm": (0, 32)}
+"""Versions known to take NVFP4 from there, too."""
 V0_CHUNKS_ABOVE = 32768
 """vLLM V0 cuts prompts into chunks only for models with a longer context."""
 BIG_GIB, HUGE_GIB = 70.0, 160.0
@@ -36,6 +50,14 @@ def vllm_batch(version: tuple[int, ...], capacity: float, context: int, *, unifi
     if version >= (0, 28) and capacity >= HUGE_GIB * GIB:
         return 16384, 1024
     return (8192, 1024) if big else (2048, 256)
+
+
+def kv_type_followed(engine: str, version: tuple[int, ...], model: Model) -> str:
+    """Return the KV type that the checkpoint names, where the engine's ``auto`` follows it, else the empty string."""
+    since = KV_TYPE_SINCE.get((engine, model.kv_type_source))
+    if model.kv_type == "nvfp4":
+        since = max(since, NVFP4_KV_SINCE[engine]) if since is not None and engine in NVFP4_KV_SINCE else None
+    return model.kv_type if since is not None and version >= since else ""
 
 
 def sglang_chunk(capacity: float) -> int:

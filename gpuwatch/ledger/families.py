@@ -15,6 +15,7 @@ _TIED = ("gemma", "gpt2", "opt", "bloom", "cohere", "phi1", "falcon", "gptbigcod
 _FOUR_TIMES = ("gpt2", "falcon", "bloom", "gptj", "gptbigcode", "gpt_bigcode", "mpt")
 _TWO_PARTS = ("t5", "bart", "whisper", "marian", "pegasus", "seamless", "moonshine")
 _ENCODERS = ("bert", "electra", "mpnet")
+_OUTPUT_GATES = ("qwen3next", "qwen3_next", "qwen3_5", "qwen3_6", "qwen3_8")
 _FAMILIES = """
 afmoe apertus aquila arcee arctic aria aya baichuan bailing bamba bart bert blip bloom chameleon chatglm codegen
 cogvlm cohere command dbrx deci deepseek dots ernie exaone falcon fuyu gemma glm gpt granite grok h2ovl hcx hunyuan
@@ -49,6 +50,11 @@ def has_two_parts(architecture: str) -> bool:
 def is_encoder(architecture: str) -> bool:
     """Return whether it is an encoder alone, as those that make embeddings are."""
     return _has(architecture, _ENCODERS)
+
+
+def has_output_gate(architecture: str) -> bool:
+    """Return whether attention gates its output where the config does not say it (``attn_output_gate``)."""
+    return _has(architecture, _OUTPUT_GATES)
 
 
 def is_known(architecture: str) -> bool:

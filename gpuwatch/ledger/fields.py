@@ -14,18 +14,34 @@ _SPELLINGS = {
     "hidden_size": ("n_embd", "n_embed", "d_model", "dim"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers"),
     "num_attention_heads": ("n_head", "n_heads", "decoder_attention_heads"),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "n_kv_heads", "kv_n_heads", "multi_query_group_num"),
+    "num_key_value_heads": (
+        "num_kv_heads",
+        "n_head_kv",
+        "n_kv_heads",
+        "kv_n_heads",
+        "multi_query_group_num",
+        "num_attention_groups",
+    ),
     "intermediate_size": ("ffn_hidden_size", "n_inner", "ffn_dim", "decoder_ffn_dim"),
     "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions"),
     "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts", "num_routed_experts"),
-    "num_experts_per_tok": ("num_experts_per_token", "moe_top_k", "top_k_experts"),
-    "head_dim": ("kv_channels", "attention_head_dim"),
+    "num_experts_per_tok": ("num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts"),
+    "head_dim": ("kv_channels", "attention_head_dim", "hidden_size_per_head"),
+    "moe_intermediate_size": ("expert_ffn_hidden_size",),
+    "shared_expert_intermediate_size": ("share_expert_dim",),
+    "mamba_n_heads": ("mamba_num_heads", "n_mamba_heads"),
+    "mamba_d_head": ("mamba_head_dim", "mamba_headdim", "hidden_size_per_head"),
+    "mamba_n_groups": ("n_groups", "mamba_ngroups"),
+    "sliding_window": ("sliding_window_size",),
     "vocab_size": ("padded_vocab_size",),
 }
 _INNER = ("attn_config", "ffn_config")
 """Parts of a text model's config that hold its own fields (DBRX, MPT)."""
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model")
 """Parts of the config of a model of several kinds of input that are the text model's own."""
+
+LAYER_LISTS = ("layer_types", "layers_block_type", "hybrid_override_pattern")
+"""Fields that name the kind of each layer."""
 
 _GEMMA3 = {
     "hidden_size": 2304,
@@ -77,8 +93,18 @@ class Fields:
             for spelling in (name, *_SPELLINGS.get(name, ())):
                 if source.get(spelling) is not None:
                     return source[spelling]
+        if name == "num_hidden_layers":
+            return self._layers_named()
         gemma3 = name in _GEMMA3 and "gemma3forconditionalgeneration" in self.architecture.lower()
         return _GEMMA3[name] if gemma3 else None
+
+    def _layers_named(self) -> int | None:
+        """Return how many layers a list of their kinds names, as where a config leaves their number to it."""
+        for name in LAYER_LISTS:
+            listed = self.own.get(name)
+            if isinstance(listed, (list, str)) and listed:
+                return len(listed)
+        return _GEMMA3["num_hidden_layers"] if "gemma3forconditionalgeneration" in self.architecture.lower() else None
 
     def number(self, name: str) -> int | None:
         """Return a count, or None when it is absent.

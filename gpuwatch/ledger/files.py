@@ -25,6 +25,8 @@ PLAUSIBLE = 1.5
 _STORED = re.compile(r"[-_](awq|gptq|fp8|int8|int4|nvfp4|mxfp4|w8a8)(?![a-z])", re.IGNORECASE)
 """How weights are stored, in the name of a model."""
 _INDEX = "model.safetensors.index.json"
+_QUANTISED = "hf_quant_config.json"
+"""Where ModelOpt to 0.29 says how weights and KV cache are stored, beside a config that does not."""
 
 
 def load(name: str, overrides: Mapping[str, Any] | None = None) -> tuple[Model, float | None]:
@@ -38,10 +40,10 @@ def load(name: str, overrides: Mapping[str, Any] | None = None) -> tuple[Model, 
         config = path / "config.json"
         if not config.exists():
             raise ModelConfigError(f"{name} has no config.json")
-        model, (weights, notes) = read_model(overridden(_json(config), overrides or {}), name), weight_files(path)
+        model, (weights, notes) = read_model(overridden(_config(config), overrides or {}), name), weight_files(path)
         return replace(model, notes=(*model.notes, *notes, *_implausible(model, weights))), weights
     if path.is_file():
-        return read_model(overridden(_json(path), overrides or {}), name), None
+        return read_model(overridden(_config(path), overrides or {}), name), None
     known = find(name)
     if known is not None:
         model = read_model(overridden(known.config, overrides or {}), known.name)
@@ -86,6 +88,28 @@ def _implausible(model: Model, found: float | None) -> tuple[str, ...]:
         return ()
     seen, shape = f"{found / GIB:.1f} GiB", f"{computed / GIB:.1f} GiB"
     return (f"the weight files say {seen} and the shape in the config {shape}: one is wrong; the files' size is used",)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    found = _json(path)
+    return with_quantisation(path.parent, found) if path.name == "config.json" else found
+
+
+def with_quantisation(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of a model in `folder`, with what the file beside it says where it has no quantisation itself.
+
+    Source: vLLM's ``transformers_utils/config.py``.
+
+    Raises:
+        ModelConfigError: the file beside it cannot be used.
+    """
+    beside = folder / _QUANTISED
+    if found.get("quantization_config") is not None or not beside.is_file():
+        return found
+    stated = _json(beside).get("quantization")
+    if not isinstance(stated, dict):
+        raise ModelConfigError(f"{beside} has no object 'quantization'")
+    return {**found, "quantization_config": {"quant_method": "modelopt", **stated}}
 
 
 def _json(path: Path) -> dict[str, Any]:

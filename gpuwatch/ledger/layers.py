@@ -7,9 +7,10 @@ vLLM's ``model_executor/layers/mamba/mamba_utils.py`` (``MambaStateShapeCalculat
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwatch.ledger.fields import ModelConfigError
+from gpuwatch.ledger.fields import LAYER_LISTS, ModelConfigError
 from gpuwatch.ledger.model import Layers, State
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ FULL = "full"
 SLIDING = "sliding"
 CHUNKED = "chunked"
 LINEAR = "linear"
+BOTH = "both"
+"""Attention and a state in one layer."""
 NONE = "none"
 
 _TYPES = {
@@ -28,7 +31,7 @@ _TYPES = {
     "attention": FULL,
     "global_attention": FULL,
     "full": FULL,
-    "hybrid": FULL,
+    "hybrid": BOTH,
     "sliding_attention": SLIDING,
     "sliding_window": SLIDING,
     "local_attention": SLIDING,
@@ -43,20 +46,19 @@ _TYPES = {
     "moe": NONE,
     "mlp": NONE,
 }
+_DENSE, _SPARSE = ("mlp", "-"), ("moe", "E")
+"""Names of layers that are a feed-forward part alone: a plain one, and one of experts."""
 _PATTERN = {"*": FULL, "M": LINEAR, "-": NONE, "E": NONE, "|": NONE}
 """Characters of ``hybrid_override_pattern`` (Nemotron-H)."""
 
 
 def layer_kinds(fields: Fields, count: int) -> list[str]:
     """Return the kind of each of `count` layers, in order; unknown names of kinds are noted and taken as full."""
-    types = fields.listed("layer_types")
-    if types:
-        _enough(fields, "layer_types", len(types), count)
-        return [_kind_of(name, fields) for name in types[:count]]
-    pattern = fields.text("hybrid_override_pattern")
-    if pattern:
-        _enough(fields, "hybrid_override_pattern", len(pattern), count)
-        return [_PATTERN.get(letter, FULL) for letter in pattern[:count]]
+    stated, names = _named(fields)
+    if names:
+        _enough(fields, stated, len(names), count)
+        letters = stated == "hybrid_override_pattern"
+        return [_PATTERN.get(name, FULL) if letters else _kind_of(name, fields) for name in names[:count]]
     if is_state_space(fields):
         return [LINEAR] * count
     for known in (_crossing, _by_index, _by_period, _by_window):
@@ -64,6 +66,25 @@ def layer_kinds(fields: Fields, count: int) -> list[str]:
         if kinds:
             return kinds
     return [FULL] * count
+
+
+def _named(fields: Fields) -> tuple[str, list[str]]:
+    """Return the field that names the kind of each layer, and the names or letters; empty where there is none."""
+    for stated in LAYER_LISTS:
+        names = [str(name) for name in fields.listed(stated)] or list(fields.text(stated))
+        if names:
+            return stated, names
+    return "", []
+
+
+def feed_forward_layers(fields: Fields, count: int) -> tuple[int, int] | None:
+    """Return how many layers are a plain feed-forward part alone, and how many one of experts (Nemotron-H).
+
+    None where the config names no such layers: then each layer has its feed-forward part.
+    """
+    names = _named(fields)[1][:count]
+    dense, sparse = (sum(name in kinds for name in names) for kinds in (_DENSE, _SPARSE))
+    return (dense, sparse) if dense or sparse else None
 
 
 def _enough(fields: Fields, name: str, length: int, count: int) -> None:
@@ -87,11 +108,18 @@ def is_state_space(fields: Fields) -> bool:
     return bool(fields.number("state_size")) and fields.number("num_attention_heads") is None
 
 
+def shares_blocks(fields: Fields) -> bool:
+    """Return whether several layers use the same transformer block (``num_mem_blocks`` of them, Zamba 2).
+
+    Their layers have a mixer, and no feed-forward part of their own.
+    """
+    return fields.number("num_mem_blocks") is not None or "zamba2" in fields.architecture.lower()
+
+
 def mamba2_heads(fields: Fields) -> tuple[int, int]:
     """Return (heads, size of one) of a Mamba-2 mixer; 0 for what the config does not say, as for every Mamba-1."""
     pure = is_state_space(fields)
-    heads = fields.number("mamba_n_heads") or fields.number("mamba_num_heads")
-    head = fields.number("mamba_d_head") or fields.number("mamba_head_dim")
+    heads, head = fields.number("mamba_n_heads"), fields.number("mamba_d_head")
     return (heads or (pure and fields.number("num_heads")) or 0, head or (pure and fields.number("head_dim")) or 0)
 
 
@@ -125,6 +153,10 @@ def _by_index(fields: Fields, count: int) -> list[str]:
     if linear is not None and linear.listed("full_attn_layers"):
         full = {int(str(index)) - 1 for index in linear.listed("full_attn_layers")}  # counted from 1
         return [FULL if index in full else LINEAR for index in range(count)]
+    windows = fields.listed("hybrid_layer_pattern")  # MiMo: 1 is a window, 0 full attention
+    if windows:
+        _enough(fields, "hybrid_layer_pattern", len(windows), count)
+        return [SLIDING if str(kind) == "1" else FULL for kind in windows[:count]]
     kinds = fields.listed("attn_type_list")  # MiniMax: 1 is full attention, 0 linear
     if kinds:
         _enough(fields, "attn_type_list", len(kinds), count)
@@ -139,6 +171,10 @@ def _by_period(fields: Fields, count: int) -> list[str]:
     if every:
         offset = fields.number("attn_layer_offset") or 0
         return [FULL if index % every == offset else LINEAR for index in range(count)]
+    every = fields.number("mamba_step")  # PLaMo 2
+    if every and fields.flag("mamba_enabled") is not False:
+        middle = every // 2 if count > every // 2 else count - 1
+        return [FULL if index % every == middle else LINEAR for index in range(count)]
     chunk = fields.number("attention_chunk_size")  # Llama 4: every fourth layer sees everything
     if chunk:
         every = fields.number("no_rope_layer_interval") or 4
@@ -151,6 +187,9 @@ def _by_window(fields: Fields, count: int) -> list[str]:
     if not window or fields.flag("use_sliding_window") is False:
         return []
     architecture = fields.architecture.lower()
+    letters = fields.text("sliding_window_pattern")  # EXAONE 4: L is a local layer, G a global one
+    if letters and set(letters) <= set("LG"):
+        return [SLIDING if letters[index % len(letters)] == "L" else FULL for index in range(count)]
     every = fields.number("sliding_window_pattern") or fields.number("_sliding_window_pattern")
     if every is None and "gemma2" in architecture:
         every = 2
@@ -172,8 +211,8 @@ def grouped(kinds: Sequence[str], fields: Fields) -> tuple[Layers, ...]:
     """Return the layers by kind, those with full attention first. Layers without memory of the past are left out."""
     counts = Counter(kinds)
     found = []
-    if counts[FULL]:
-        found.append(_attention(fields, counts[FULL], sliding=False))
+    if counts[FULL] or counts[BOTH]:
+        found.append(_attention(fields, counts[FULL] + counts[BOTH], sliding=False))
     if counts[SLIDING]:
         found.append(_attention(fields, counts[SLIDING], sliding=True))
     if counts[CHUNKED]:
@@ -183,11 +222,30 @@ def grouped(kinds: Sequence[str], fields: Fields) -> tuple[Layers, ...]:
             Layers("chunked", one.count, one.kv_heads, one.head_dim, one.value_dim, window=window, latent=one.latent)
         )
     both = "falconh1" in fields.architecture.lower()  # attention and Mamba side by side in every layer
-    linear = counts[LINEAR] or (len(kinds) if both else 0)
+    linear = counts[LINEAR] + counts[BOTH] or (len(kinds) if both else 0)
     if linear:
         mixer, states = mixer_of(fields)
         found.append(Layers("linear", linear, states=states, mixer=mixer))
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Heads of the layers with a window: queries, keys, size of one, size of a value; 0 where they are as in others."""
+
+    queries: int = 0
+    keys: int = 0
+    size: int = 0
+    values: int = 0
+
+
+def windowed_heads(fields: Fields) -> Heads:
+    """Return the heads that layers with a window have of their own (MiMo, Step 3.5)."""
+    own = fields.part("attention_other_setting")
+    if own is not None and _TYPES.get(own.text("attention_type")) == SLIDING:
+        return Heads(*(own.number(name) or 0 for name in ("num_attention_heads", "num_key_value_heads", "head_dim")))
+    names = ("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim")
+    return Heads(*(fields.number(name) or 0 for name in names))
 
 
 def _attention(fields: Fields, count: int, *, sliding: bool) -> Layers:
@@ -200,7 +258,14 @@ def _attention(fields: Fields, count: int, *, sliding: bool) -> Layers:
     heads = (not sliding and fields.number("num_global_key_value_heads")) or fields.kv_heads
     value = (None if wide else fields.number("v_head_dim")) or head
     window = fields.need("sliding_window") if sliding else 0
-    return Layers("sliding" if sliding else "full", count, heads, head, value, window=window)
+    if sliding:
+        own = windowed_heads(fields)
+        heads, head, value = own.keys or heads, own.size or head, own.values or own.size or value
+    borrowed = shares_blocks(fields)
+    if borrowed:  # Zamba 2: of twice the model's width, each layer with keys and values of its own
+        heads = fields.q_heads
+        head = value = fields.number("attention_head_dim") or 2 * fields.hidden // max(1, heads)
+    return Layers("sliding" if sliding else "full", count, heads, head, value, window=window, borrowed=borrowed)
 
 
 def mixer_of(fields: Fields) -> tuple[str, tuple[State, ...]]:
@@ -247,7 +312,7 @@ def _mamba2(fields: Fields) -> tuple[State, ...]:
         return ()
     inner = heads * head if head else (fields.number("mamba_expand") or 2) * fields.hidden
     head = head or inner // heads
-    groups = fields.number("mamba_n_groups") or fields.number("n_groups") or 1
+    groups = 0 if fields.number("mamba_step") else fields.number("mamba_n_groups") or 1
     kernel = fields.number("mamba_d_conv") or fields.number("conv_kernel") or 4
     conv = (inner + 2 * groups * size) * (kernel - 1)
     return State(conv), State(heads * head * size, bytes_each=_state_bytes(fields))

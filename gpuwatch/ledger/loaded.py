@@ -105,7 +105,9 @@ def _attention(model: Model, group: Layers, split: Split) -> Iterator[float]:
     """Yield the fused projection of queries, keys and values, and that of the output."""
     each, tp = bytes_of(model).attention, split.attention_tp
     parts: tuple[float, ...]
-    if group.kind == "linear":
+    if group.borrowed:
+        parts = ()
+    elif group.kind == "linear":
         parts = tuple(part / tp for part in model.mixer_parts)
     elif group.kind == "mla":
         heads = model.q_heads / tp
@@ -116,9 +118,9 @@ def _attention(model: Model, group: Layers, split: Split) -> Iterator[float]:
             model.hidden * heads * model.mla_value,
         )
     else:
-        queries = model.q_heads * group.head_dim / tp
+        queries = model.q_heads * group.head_dim * (2 if model.output_gate else 1) / tp
         keys = max(1.0, group.kv_heads / tp) * (group.head_dim + group.value_dim)
-        parts = (model.hidden * (queries + keys), model.hidden * queries)
+        parts = (model.hidden * (queries + keys), model.hidden * model.q_heads * group.value_dim / tp)
     for elements in parts:
         yield from _stored(model, elements, each)
 
@@ -133,7 +135,8 @@ def _experts(model: Model, split: Split, loading: Loading) -> Iterator[float]:
         return
     packed = bytes_of(model)
     share = expert_share(model, split) * model.experts.count * expert_padding(model, split, loading)
-    yield from _feed_forward(model, share * model.experts.width, packed.experts)
+    narrow = model.experts.latent / model.hidden if model.experts.latent else 1.0  # what the experts see
+    yield from _feed_forward(model, share * model.experts.width * narrow, packed.experts)
     yield from _feed_forward(model, model.experts.shared_width / split.tp, packed.dense)
 
 

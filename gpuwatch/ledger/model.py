@@ -34,7 +34,8 @@ class Layers:
     `window` is the sliding window or the chunk of local attention, in tokens. `latent` is the width of MLA's one
     shared entry for each token (``kv_lora_rank + qk_rope_head_dim``). `states` belong to linear layers; their `mixer`
     is gated_delta, kimi_delta, mamba2, mamba1, short_conv or lightning. `index_bytes` is what a sparse attention's
-    indexer keeps for each token beside the latent entry, whatever the KV type.
+    indexer keeps for each token beside the latent entry, whatever the KV type. The matrices of `borrowed` layers belong
+    to blocks that several of them use, and are counted elsewhere.
     """
 
     kind: LayerKind
@@ -47,17 +48,22 @@ class Layers:
     states: tuple[State, ...] = ()
     mixer: str = ""
     index_bytes: int = 0
+    borrowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts: `layers` of the model have it. Widths are those of one expert's gate and up projection."""
+    """A mixture of experts: `layers` of the model have it. Widths are those of one expert's gate and up projection.
+
+    `latent` is the width of what the experts see, where it is not the model's own.
+    """
 
     layers: int
     count: int
     width: int
     chosen: int = 0
     shared_width: int = 0
+    latent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +94,10 @@ class Model:
     those of them that the KV cache needs. `context` is the length it declares, before what an engine makes of it
     (`ledger.lengths`). `uncounted` names parts that the arithmetic does not cover. `dense_widths` is the sum of the
     widths of the feed-forward parts where they differ, `other` the parameters of its layers that no other field gives.
-    `kv_type` is the KV type that the checkpoint asks for. `rope_factor` and `rope_original` are those of its scaling,
-    `original_context` the length before scaling that the config states outside of it. `stacked` levels of a tower's
+    `kv_type` is the KV type that the checkpoint asks for, `kv_type_source` the kind of checkpoint and the field that
+    names it (``modelopt kv_cache_scheme``). `rope_factor` and `rope_original` are those of its scaling,
+    `original_context` the length before scaling that the config states outside of it. With `output_gate` the queries
+    are projected together with as wide a gate of the attention's output. `stacked` levels of a tower's
     output are added to layers of the model, each from a buffer for a whole step.
     """
 
@@ -123,11 +131,13 @@ class Model:
     shared_attention: int = 0
     embedding_per_layer: int = 0
     attention_bias: bool = False
+    output_gate: bool = False
     dense_widths: int = 0
     rotations: tuple[Rotation, ...] = ()
     stacked: int = 0
     other: int = 0
     kv_type: str = ""
+    kv_type_source: str = ""
     uncounted: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     kv_missing: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from gpuwatch.ledger.budget import activation_bytes, encoder_bytes
 from gpuwatch.ledger.lengths import allowed_length
 from gpuwatch.ledger.starts import most_sharing
 from gpuwatch.units import GIB
@@ -47,12 +48,23 @@ def notes_of(engine: Engine) -> list[str]:
     if model.quantisation is not None and not model.quantisation.known:
         words = f"the quantisation {model.quantisation.method!r} is not known, or its bits are only in the checkpoint"
         notes.append(f"{words}: weights are counted as 16-bit (--weights, --weights-bytes)")
-    if not model.tower_known:
-        notes.append("a vision or audio tower is in the config without its sizes: its weights are not counted")
+    notes += _tower_notes(engine)
     if model.uncounted:
         notes.append(f"not counted: {', '.join(model.uncounted)}; the sums are lower bounds")
     if model.missing:
         notes.append(f"missing in the config: {', '.join(model.missing)}; what needs them is not computed")
+    return notes
+
+
+def _tower_notes(engine: Engine) -> list[str]:
+    """Say what of the towers is estimated, and what is not counted."""
+    notes = []
+    peak = encoder_bytes(engine.model, engine.deployment)
+    if peak and peak >= activation_bytes(engine.model, engine.deployment):
+        words = f"the {peak / GIB:.1f} GiB of activations are an estimate of the longest image or video"
+        notes.append(f"{words}: starts with half of it were seen, and the pool is larger then")
+    if not engine.model.tower_known:
+        notes.append("a vision or audio tower is in the config without its sizes: its weights are not counted")
     return notes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -16,7 +17,7 @@ from gpuwatch.ledger.pool import longest_context, pool_of
 from gpuwatch.ledger.starts import most_sharing, obstacles
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gpuwatch.ledger.budget import Deployment
 
@@ -98,7 +99,8 @@ def verdict_of(engines: Sequence[Engine]) -> Verdict:
     """Judge whether `engines` fit on their cards together.
 
     It does not fit when the engine will not start with its ranks, when the parts are more than the card, or when the
-    share of the card that was asked for holds no request. It is tight
+    share of the card that was asked for holds no request. It is tight when the parts are more than the card by less
+    than they are uncertain, and one engine's own budget holds the request; and
     when they would be with a KV cache of `GROWTH` times the size and what unpacking a 4-bit cache takes, within the
     part of the card that the engine may use. It is unknown where a config lacks a field that is needed, or a model has
     parts that are not computed, and the others are less than the card.
@@ -107,7 +109,7 @@ def verdict_of(engines: Sequence[Engine]) -> Verdict:
         return "does_not_fit"
     card = card_of(engines)
     if card.total > card.capacity:
-        return "does_not_fit"
+        return "tight" if barely_over(engines, card) else "does_not_fit"
     if any(not engine.model.complete for engine in engines):
         return "unknown"
     if any(engine.deployment.fraction_asked and starved(engine, engines) for engine in engines):
@@ -117,6 +119,17 @@ def verdict_of(engines: Sequence[Engine]) -> Verdict:
     own = len(shares) == len(engines)  # each engine has its share; else the last takes what the others leave
     usable = card.capacity * (sum(shares) if own else max(engine.deployment.fraction for engine in engines))
     return "fits" if peak <= usable else "tight"
+
+
+def barely_over(engines: Sequence[Engine], card: Card) -> bool:
+    """Return whether an engine's parts are more than its card by no more than they are uncertain, and it would serve.
+
+    The engine decides by what it measures itself: what is set aside for contexts and communication differs by card.
+    """
+    over = card.total - card.capacity
+    if len(engines) > 1 or not 0 < over <= error_band(card) * card.total or not engines[0].model.complete:
+        return False
+    return not starved(engines[0], engines)
 
 
 def too_much_asked(engines: Sequence[Engine]) -> bool:
@@ -325,6 +338,17 @@ def retuned(changed: Engine, engine: Engine) -> Engine:
     if before.engine != "sglang" or before.fraction_asked or before.fraction != sglang_fraction(before, mla=mla):
         return changed
     return changed.with_deployment(fraction=sglang_fraction(after, mla=mla))
+
+
+def fewer_ranks(engine: Engine) -> Iterator[Engine]:
+    """Yield the engine with as many ranks as it has or fewer, the most first, wherever it starts with them."""
+    before = engine.deployment
+    pp = min(before.pp, engine.model.layer_count or before.pp)
+    for tp in range(before.tp, 0, -1):
+        tried = engine.with_deployment(tp=tp, pp=pp)
+        most = min(before.dcp, most_sharing(engine.model, tried.deployment))
+        sharing = (retuned(tried.with_deployment(dcp=dcp), engine) for dcp in range(most, 0, -1))
+        yield from itertools.islice(filter(possible_tp, sharing), 1)
 
 
 def possible_tp(engine: Engine) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpuwatch.engines.version import parse_version
 from gpuwatch.ledger.beside import adapters_of, loads_towers
 from gpuwatch.ledger.budget import Deployment, pool_bytes
-from gpuwatch.ledger.defaults import with_defaults
+from gpuwatch.ledger.defaults import kv_type_followed, with_defaults
 from gpuwatch.ledger.known import find
 from gpuwatch.ledger.lengths import default_length
 from gpuwatch.ledger.need import Engine, loaded, quantised
@@ -81,7 +81,7 @@ def engine_of(kind: str, facts: Mapping[str, Value], capacity: float) -> Engine 
         sharing_dp=(_count(facts, "dp") or 1) if kind == "vllm" and model.experts is not None else 1,
         expert_parallel=facts.get("flag.enable-expert-parallel") is True,
         context=_count(facts, "max_model_len") or default_length(model, kind, version) or _FIRST_CONTEXT,
-        kv_dtype=_kv_dtype(facts),
+        kv_dtype=_kv_dtype(facts) or kv_type_followed(kind, version, model) or "auto",
         block_size=_count(facts, "kv.block_size") or (1 if kind == "sglang" else 16),
         eager=facts.get("enforce_eager") is True,
         prefix_caching=None if (caching := facts.get("prefix_caching")) is None else caching is True,
@@ -145,9 +145,9 @@ def _count(facts: Mapping[str, Value], key: str) -> int | None:
 
 
 def _kv_dtype(facts: Mapping[str, Value]) -> str:
-    """Return the type of the KV cache: as it was asked for, else as the engine named it, else the model's own."""
+    """Return the type of the KV cache as it was asked for, else as the engine named it; empty where neither is."""
     asked = facts.get("flag.kv-cache-dtype")
-    if isinstance(asked, str):
+    if isinstance(asked, str) and asked != "auto":
         return asked
     named = str(facts.get("kv.dtype", "")).removeprefix("torch.")
-    return named if named in DTYPE_BYTES else "auto"
+    return named if named in DTYPE_BYTES else ""

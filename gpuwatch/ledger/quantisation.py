@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.model import Quantisation
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ def by_name(name: str) -> Quantisation | None:
 
 
 _PLAIN = ("lm_head", "embed")
+_PART = "quantization_config"
+LARGEST_GROUP = 2**20
+"""No more weights share a scale, unless all of a channel do."""
 _FLAGS = {
     **dict.fromkeys(("auto_awq", "awq_marlin", "moe_wna16", "w4afp8", "qoq", "marlin"), _BY_NAME["awq"]),
     **dict.fromkeys(("auto_gptq", "gptq_marlin"), _BY_NAME["gptq"]),
@@ -83,10 +87,7 @@ def of_flag(name: str) -> Quantisation | None:
 
 def quantisation_of(config: Mapping[str, Any]) -> Quantisation | None:
     """Return how the weights are stored; None for the model's own type. `config` is the whole ``config.json``."""
-    inner = config.get("text_config")
-    found = config.get("quantization_config") or config.get("compression_config")
-    if found is None and isinstance(inner, dict):
-        found = inner.get("quantization_config")
+    found = _settings(config)
     if isinstance(found, str) and found:
         return by_name(found) or Quantisation(found[:40].lower(), 16, known=False)
     return _described(found) if isinstance(found, dict) else None
@@ -97,41 +98,94 @@ def _described(found: Mapping[str, Any]) -> Quantisation:
     kept = tuple(
         str(name)
         for key in ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "llm_int8_skip_modules")
-        for name in (found.get(key) or ())
+        for name in _listed(found, key)
     )
     readers = {"compressed-tensors": _compressed, "bitsandbytes": _bitsandbytes, "modelopt": _modelopt}
     if method in readers:
         return readers[method](found, kept)
     if method in ("awq", "gptq", "awq_marlin", "gptq_marlin", "auto-round", "gptqmodel"):
-        bits, group = found.get("bits") or found.get("w_bit") or 4, found.get("group_size") or found.get("q_group_size")
-        group = int(group or 128)
-        group = max(0, group)
-        return Quantisation(method, float(bits), group, 16, float(bits), kept or ("lm_head", "embed"), step=group)
+        bits = _number(found, "bits") or _number(found, "w_bit") or 4.0
+        group = max(0, int(_number(found, "group_size") or _number(found, "q_group_size") or 128))
+        return Quantisation(method, bits, group, 16, bits, kept or ("lm_head", "embed"), step=group)
     if method in ("fp8", "fbgemm_fp8"):
-        block = found.get("weight_block_size") or (0,)
-        elements = int(block[0]) * int(block[-1])
-        step = math.lcm(int(block[0]), int(block[-1]))
+        block = _listed(found, "weight_block_size") or (0,)
+        if not all(isinstance(side, int) and 0 <= side <= LARGEST_GROUP for side in block):
+            raise ModelConfigError(f"{_PART}.weight_block_size is {str(block)[:40]!r}; whole numbers are expected")
+        elements, step = block[0] * block[-1], math.lcm(block[0], block[-1])
         return Quantisation("fp8", 8, elements, 32 if elements else 16, kept=kept or ("lm_head", "embed"), step=step)
     if method == "mxfp4":
         return Quantisation("mxfp4", 4, 32, 8, kept=kept or ("lm_head", "embed", "attn"), experts_only=True)
     return Quantisation(method or "unnamed", 16, kept=kept, known=False)
 
 
+def _listed(part: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    """Return a list of the quantisation's settings, empty where there is none.
+
+    Raises:
+        ModelConfigError: it is something else.
+    """
+    value = part.get(name)
+    if value is not None and not isinstance(value, (list, tuple)):
+        raise ModelConfigError(f"{_PART}.{name} is {str(value)[:40]!r}; a list is expected")
+    return tuple(value or ())
+
+
+def _number(part: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of the quantisation's settings, or None; -1 stands for no groups.
+
+    Raises:
+        ModelConfigError: it is none, or none that a checkpoint has.
+    """
+    value = part.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 <= value <= LARGEST_GROUP:
+        raise ModelConfigError(f"{_PART}.{name} is {str(value)[:40]!r}; a number up to {LARGEST_GROUP:,} is expected")
+    return float(value)
+
+
 def kv_type_of(config: Mapping[str, Any]) -> str:
-    """Return the KV type that a checkpoint is made for: ``fp8``, or empty where it names none.
+    """Return the KV type that a checkpoint is made for: ``fp8``, ``nvfp4``, or empty where it names none.
 
     Sources: ``kv_cache_scheme`` of compressed-tensors and ModelOpt, ``kv_cache_quant_algo`` of ModelOpt.
     """
-    inner = config.get("text_config")
-    found = config.get("quantization_config") or (inner.get("quantization_config") if isinstance(inner, dict) else None)
+    found = _settings(config)
     if not isinstance(found, dict):
         return ""
-    scheme, nested = found.get("kv_cache_scheme"), found.get("quantization")
-    algorithm = found.get("kv_cache_quant_algo") or (
-        nested.get("kv_cache_quant_algo") if isinstance(nested, dict) else None
-    )
-    eight = isinstance(scheme, dict) and scheme.get("num_bits") == 8 and scheme.get("type") == "float"  # bits
-    return "fp8" if eight or str(algorithm).lower() == "fp8" else ""
+    nested = found.get("quantization")
+    inner = nested if isinstance(nested, dict) else {}
+    scheme = found.get("kv_cache_scheme") or inner.get("kv_cache_scheme")
+    algorithm = found.get("kv_cache_quant_algo") or inner.get("kv_cache_quant_algo")
+    if isinstance(scheme, dict):
+        bits = scheme.get("num_bits") if scheme.get("type") == "float" else None
+        if bits == 8 and scheme.get("dynamic") and kv_type_source(config).startswith("modelopt"):  # bits
+            return ""
+        return {8: "fp8", 4: "nvfp4"}.get(bits, "") if isinstance(bits, int) else ""
+    return {"fp8": "fp8", "nvfp4": "nvfp4"}.get(str(algorithm).lower(), "")
+
+
+def kv_type_source(config: Mapping[str, Any]) -> str:
+    """Return the kind of checkpoint that names a KV type and the field it does so in, by which engines differ.
+
+    Such as ``modelopt kv_cache_quant_algo``; empty where none is named.
+    """
+    found = _settings(config)
+    if not isinstance(found, dict):
+        return ""
+    nested = found.get("quantization")
+    parts = (found, nested) if isinstance(nested, dict) else (found,)
+    method = str(found.get("quant_method") or "").lower()
+    method = "modelopt" if method.startswith("modelopt") else method
+    for field in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        if any(part.get(field) for part in parts):
+            return f"{method} {field}".strip()
+    return ""
+
+
+def _settings(config: Mapping[str, Any]) -> object:
+    inner = config.get("text_config")
+    found = config.get("quantization_config") or config.get("compression_config")
+    return found or (inner.get("quantization_config") if isinstance(inner, dict) else None)
 
 
 def _compressed(found: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisation:
@@ -140,7 +194,7 @@ def _compressed(found: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisation
     weights = first.get("weights") if isinstance(first, dict) else None
     if not isinstance(weights, dict):
         return Quantisation("compressed-tensors", 16, kept=kept, known=False)
-    bits, group = float(weights.get("num_bits") or 8), int(weights.get("group_size") or 0)
+    bits, group = _number(weights, "num_bits") or 8.0, int(_number(weights, "group_size") or 0)
     floats = weights.get("type") == "float"
     scale = 8.0 if bits == 4 and floats else 16.0  # FP4 scales are stored in 8 bits
     zero = 0.0 if weights.get("symmetric", True) else bits
@@ -156,7 +210,9 @@ def _bitsandbytes(found: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisati
 
 
 def _modelopt(found: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisation:
-    algorithm = str(found.get("quant_algo") or (found.get("quantization") or {}).get("quant_algo") or "").lower()
+    nested = found.get("quantization")
+    inner = nested.get("quant_algo") if isinstance(nested, dict) else None
+    algorithm = str(found.get("quant_algo") or inner or "").lower()
     if "nvfp4" in algorithm or "fp4" in algorithm:
         return Quantisation("nvfp4", 4, 16, 8, kept=kept or ("lm_head", "embed"))
     if "fp8" in algorithm:

@@ -5,19 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.ledger.blocks import blocks_of
-from gpuwatch.ledger.families import has_two_parts, is_encoder, is_four_times, is_gated, is_known, is_tied
+from gpuwatch.ledger.families import (
+    has_output_gate,
+    has_two_parts,
+    is_encoder,
+    is_four_times,
+    is_gated,
+    is_known,
+    is_tied,
+)
 from gpuwatch.ledger.fields import Fields, ModelConfigError
+from gpuwatch.ledger.forward import attends_twice, forward_parts, parts_beside
 from gpuwatch.ledger.layers import FULL, grouped, is_state_space, layer_kinds, mamba1_width, mamba2_heads
-from gpuwatch.ledger.model import Experts, Model
-from gpuwatch.ledger.quantisation import kv_type_of, quantisation_of
+from gpuwatch.ledger.model import Model
+from gpuwatch.ledger.quantisation import DTYPE_BYTES, kv_type_of, kv_type_source, quantisation_of
 from gpuwatch.ledger.rotations import rotations_of
 from gpuwatch.ledger.towers import stacked_levels, tower_tensors, tower_width
+from gpuwatch.ledger.unread import check_unread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LONGEST = 10**9
 """A ``model_max_length`` above stands for no limit."""
+LARGEST_FACTOR = 1024
+"""No model is scaled to more times its length."""
 MOST_LAYERS, WIDEST = 10_000, 10**7
 """Layers and width of a model that is none: an error in the file."""
 
@@ -35,6 +47,7 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
     count = _layer_count(fields)
     shared = fields.number("num_kv_shared_layers") or 0
     kinds = layer_kinds(fields, count)[: count - shared] if shared < count else []
+    check_unread(fields, kinds, count)
     blocks = blocks_of(fields)
     layers = grouped(kinds, fields) if blocks is None else blocks.layers
     widths = () if blocks is None else blocks.widths
@@ -42,7 +55,7 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
     hidden, heads = fields.hidden, 0 if is_state_space(fields) else fields.q_heads
     scaling, kind = _scaling(fields)
     tower, tower_known = tower_tensors(fields.outer, hidden)
-    dense, experts = _experts(fields, count)
+    dense, experts = forward_parts(fields, count)
     architecture = fields.architecture
     if blocks is not None:
         dense, experts = len(widths), None
@@ -59,12 +72,9 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
         gated=is_gated(architecture),
         dense_layers=dense,
         experts=experts,
-        dtype=(fields.text("torch_dtype") or fields.text("dtype") or "bfloat16").removeprefix("torch."),
-        quantisation=quantisation_of(fields.outer),
-        q_rank=fields.number("q_lora_rank") or 0,
-        mla_value=fields.number("v_head_dim") or 0,
-        mla_nope=fields.number("qk_nope_head_dim") or 0,
-        mla_rope=fields.number("qk_rope_head_dim") or 0,
+        dtype=_dtype(fields),
+        **_stored(fields),
+        **_latent(fields),
         **_lengths(fields, scaling, kind),
         tower_tensors=tower,
         tower_width=tower_width(fields.outer),
@@ -74,11 +84,13 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
         shared_attention=_shared_attention(fields, count, shared),
         embedding_per_layer=_embedding_per_layer(fields, count),
         attention_bias=bool(fields.flag("attention_bias")) or "qwen2" in architecture.lower(),
+        output_gate=_gates_output(fields),
         dense_widths=sum(widths),
         rotations=rotations_of(fields, layers, _context(fields)),
         stacked=stacked_levels(fields.outer),
-        other=_other(fields, hidden) + (0 if blocks is None else blocks.matrices * hidden * hidden),
-        kv_type=kv_type_of(fields.outer),
+        other=_other(fields, hidden)
+        + (0 if blocks is None else blocks.matrices * hidden * hidden)
+        + parts_beside(fields, layers, experts),
         uncounted=_uncounted(fields),
         missing=tuple(fields.missing),
         kv_missing=kv_missing,
@@ -86,8 +98,41 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
     )
 
 
+def _gates_output(fields: Fields) -> bool:
+    stated = fields.flag("attn_output_gate")
+    return has_output_gate(fields.architecture) if stated is None else stated
+
+
+def _stored(fields: Fields) -> dict[str, Any]:
+    """Return how weights and KV cache are stored, by the fields of `Model`."""
+    return {
+        "quantisation": quantisation_of(fields.outer),
+        "kv_type": kv_type_of(fields.outer),
+        "kv_type_source": kv_type_source(fields.outer),
+    }
+
+
+def _latent(fields: Fields) -> dict[str, Any]:
+    """Return the sizes of MLA's projections, by the fields of `Model`; 0 where there are none."""
+    names = {
+        "q_rank": "q_lora_rank",
+        "mla_value": "v_head_dim",
+        "mla_nope": "qk_nope_head_dim",
+        "mla_rope": "qk_rope_head_dim",
+    }
+    return {field: fields.number(name) or 0 for field, name in names.items()}
+
+
 def _scaling(fields: Fields) -> tuple[Fields | None, str]:
-    """Return the part that says how positions are scaled, and the kind of scaling."""
+    """Return the part that says how positions are scaled, and the kind of scaling.
+
+    Raises:
+        ModelConfigError: it is no object.
+    """
+    for name in ("rope_scaling", "rope_parameters"):
+        stated = fields.value(name)
+        if stated is not None and not isinstance(stated, dict):
+            raise ModelConfigError(f"{name} is {str(stated)[:40]!r}; an object is expected")
     scaling = fields.part("rope_scaling") or fields.part("rope_parameters")
     return scaling, (scaling.text("rope_type") or scaling.text("type")) if scaling else ""
 
@@ -105,9 +150,36 @@ def _lengths(fields: Fields, scaling: Fields | None, kind: str) -> dict[str, Any
 
 
 def _factor(scaling: Fields | None) -> float:
-    """Return how many times as long the scaling makes a model."""
+    """Return how many times as long the scaling makes a model.
+
+    Raises:
+        ModelConfigError: the factor is no number that a model has.
+    """
     factor = scaling.value("factor") if scaling is not None else None
-    return float(factor) if isinstance(factor, (int, float)) and 1 <= factor <= 1024 else 1.0  # of any model
+    if factor is None:
+        return 1.0
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor <= LARGEST_FACTOR:
+        raise ModelConfigError(
+            f"factor of rope_scaling is {str(factor)[:40]!r}; a number above 0 and up to {LARGEST_FACTOR} is expected"
+        )
+    return max(1.0, float(factor))
+
+
+def _dtype(fields: Fields) -> str:
+    """Return the type of the weights; 16 bits where the config names none.
+
+    Raises:
+        ModelConfigError: it is no type that engines have.
+    """
+    for name in ("torch_dtype", "dtype"):
+        stated = fields.value(name)
+        if stated in (None, "", "auto"):
+            continue
+        word = {"float": "float32"}.get(plain := str(stated).removeprefix("torch."), plain)
+        if word not in DTYPE_BYTES:
+            raise ModelConfigError(f"{name} is {str(stated)[:40]!r}; allowed: {', '.join(DTYPE_BYTES)}")
+        return word
+    return "bfloat16"
 
 
 def _layer_count(fields: Fields) -> int:
@@ -120,6 +192,8 @@ def _layer_count(fields: Fields) -> int:
         found = fields.number(name)
         if found is not None and found > most:
             raise ModelConfigError(f"{name} is {found:,}; allowed: 0 to {most:,}")
+    if attends_twice(fields.architecture):
+        return 2 * (fields.number("num_layers") or fields.need("num_hidden_layers"))
     return fields.need("num_hidden_layers")
 
 
@@ -135,6 +209,8 @@ def _check_heads(fields: Fields) -> None:
     queries, keys = (fields.number(name) for name in stated)
     if queries == 0:
         raise ModelConfigError("num_attention_heads is 0; allowed: 1 and more")
+    if keys == 0:
+        raise ModelConfigError("num_key_value_heads is 0; allowed: 1 and more")
     if queries and keys and queries % keys and not fields.number("kv_lora_rank"):
         raise ModelConfigError(f"num_key_value_heads is {keys}; allowed: a divisor of the {queries} query heads")
 
@@ -196,37 +272,6 @@ def _intermediate(fields: Fields, hidden: int, *, needed: bool) -> int:
     return value if value is not None else (fields.need("intermediate_size") if needed else 0)
 
 
-def _experts(fields: Fields, count: int) -> tuple[int, Experts | None]:
-    """Return the number of layers without experts, and the experts."""
-    experts = fields.number("num_experts")
-    if not experts:
-        return 0 if is_state_space(fields) else count, None
-    dense = fields.number("first_k_dense_replace") or 0
-    every = (
-        fields.number("decoder_sparse_step")
-        or fields.number("moe_layer_freq")
-        or fields.number("interleave_moe_layer_step")
-    )
-    period = fields.number("expert_layer_period")  # Jamba
-    if period:
-        offset = fields.number("expert_layer_offset") or 0
-        layers = sum(index % period == offset for index in range(count))
-    elif every and every > 1:
-        layers = sum((index + 1) % every == 0 for index in range(dense, count))
-    else:
-        layers = count - dense - len(fields.listed("mlp_only_layers"))
-    width = fields.number("moe_intermediate_size") or fields.need("intermediate_size")
-    shared = fields.number("shared_expert_intermediate_size")
-    if shared is None and "llama4" in fields.architecture.lower():
-        shared = width  # each of its expert layers has one shared expert, which the config does not name
-    if shared is None:
-        shared = (fields.number("n_shared_experts") or 0) * width
-    chosen = fields.number("num_experts_per_tok") or 0
-    if fields.flag("enable_moe_block"):  # Gemma 4: experts beside a dense part in every layer
-        return count, Experts(count, experts, width, chosen, shared)
-    return count - layers, Experts(layers, experts, width, chosen, shared)
-
-
 def _context(fields: Fields) -> int | None:
     longest = fields.value("model_max_length")  # goes before in both engines (Command R)
     if isinstance(longest, int) and 0 < longest <= LONGEST:
@@ -260,11 +305,15 @@ def _mixer(fields: Fields, hidden: int) -> tuple[int, ...]:
     if not size:
         return ()
     heads, head = mamba2_heads(fields)
+    if fields.number("mamba_step"):  # PLaMo 2: the step's rank has a least size
+        wide, low = heads * head, max(64, hidden // 16)
+        kernel = fields.number("mamba_d_conv") or 4
+        return 2 * hidden * wide, kernel * wide, wide * (low + 2 * size), low * heads, wide * hidden
     inner_width = heads * head if heads and head else mamba1_width(fields)
     out = inner_width * hidden
     kernel = fields.number("mamba_d_conv") or fields.number("conv_kernel") or 4
     if heads:
-        groups = fields.number("mamba_n_groups") or fields.number("n_groups") or 1
+        groups = fields.number("mamba_n_groups") or 1
         mixed = inner_width + 2 * groups * size
         return hidden * (inner_width + mixed + heads), kernel * mixed, out
     low = fields.number("mamba_dt_rank") or fields.number("time_step_rank") or -(-hidden // 16)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.ledger.beside import settings_in
+from gpuwatch.ledger.nested import settings_meant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +66,7 @@ def not_counted(engine: str, flags: Mapping[str, Value], *, draft: bool = False)
         value = flags.get(name)
         if value is None or value is False or (values and str(value).upper() not in values):
             continue
-        if name in OVERRIDES and settings_in(value):
+        if name in OVERRIDES and settings_meant(value):
             continue
         method = settings_in(value).get("method") if name == "speculative-config" else value
         if name.startswith("speculative-") and method in _WITHOUT_WEIGHTS:

@@ -46,7 +46,7 @@ def parameters(model: Model) -> Parameters:
     dense = matrices * model.hidden * (model.dense_widths or model.dense_layers * model.intermediate) + model.other
     experts = 0
     if model.experts is not None:
-        one = matrices * model.hidden * model.experts.width
+        one = matrices * (model.experts.latent or model.hidden) * model.experts.width
         shared_width = matrices * model.hidden * model.experts.shared_width
         dense += model.experts.layers * (shared_width + model.hidden * model.experts.count)
         experts = model.experts.layers * model.experts.count * one
@@ -66,6 +66,8 @@ def attention_of(model: Model, group: Layers) -> int:
     """Count the parameters of one layer's attention or linear mixer."""
     if group.kind == "linear":
         return model.mixer
+    if group.borrowed:
+        return 0
     if group.kind == "mla":
         rope, nope = model.mla_rope, model.mla_nope
         rank, heads = group.latent - rope, model.q_heads
@@ -77,10 +79,11 @@ def attention_of(model: Model, group: Layers) -> int:
             + rank * heads * (nope + model.mla_value)
             + heads * model.mla_value * model.hidden
         )
-    width = model.q_heads * group.head_dim
+    width, out = model.q_heads * group.head_dim, model.q_heads * group.value_dim
     keys = group.kv_heads * (group.head_dim + group.value_dim)
-    bias = width + keys if model.attention_bias else 0
-    return 2 * model.hidden * width + model.hidden * keys + bias
+    queries = width * (2 if model.output_gate else 1)
+    bias = queries + keys if model.attention_bias else 0
+    return model.hidden * (queries + out + keys) + bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ def expert_padding(model: Model, split: Split, loading: Loading) -> float:
     if model.experts is None or quantisation is None or quantisation.method != "mxfp4" or loading.engine != "vllm":
         return 1.0
     width = model.experts.width / (1 if split.whole_experts else split.tp)
-    hidden = model.hidden
+    hidden = model.experts.latent or model.hidden
     return -(-width // MXFP4_INNER) * MXFP4_INNER / width * -(-hidden // MXFP4_HIDDEN) * MXFP4_HIDDEN / hidden
 
 
@@ -227,7 +230,8 @@ def adapter_bytes(model: Model, split: Split, loading: Loading) -> float:
             continue
         queries = model.q_heads * group.head_dim / split.attention_tp
         keys = max(1.0, group.kv_heads / split.attention_tp) * (group.head_dim + group.value_dim)
-        total += group.count * (3 * hidden + queries + keys + queries + hidden)
+        out = model.q_heads * group.value_dim / split.attention_tp
+        total += group.count * (3 * hidden + queries + keys + out + hidden)
     up = 2 if model.gated else 1
     inner = (model.dense_widths or model.dense_layers * model.intermediate) / tp
     total += up * (model.dense_layers * hidden + inner) + inner + model.dense_layers * hidden
@@ -260,7 +264,7 @@ def _copied_kv(model: Model, tp: int) -> float:
         if group.kind == "mla":
             extra += group.count * model.hidden * (model.q_rank + group.latent) * (1 - 1 / tp)
             continue
-        if tp <= group.kv_heads or not group.kv_heads:
+        if tp <= group.kv_heads or not group.kv_heads or group.borrowed:
             continue
         one = model.hidden * (group.head_dim + group.value_dim)
         extra += group.count * (one - group.kv_heads * one / tp)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.engines.flag_versions import risky_above
 from gpuwatch.ledger.kv import element_bytes
+from gpuwatch.ledger.lengths import too_long
 from gpuwatch.ledger.need import Engine, with_weights
 from gpuwatch.ledger.plan import (
     capacity_of,
     card_of,
+    fewer_ranks,
     fraction_needed,
     own_pool,
     pool_flag,
@@ -35,6 +37,8 @@ SMALL_GAIN = 1.01
 SCALED_TOGETHER = 128
 """Weights that share a scale in most quantised checkpoints."""
 
+VERDICTS = {"fits": 0, "tight": 1, "unknown": 2, "does_not_fit": 3}
+"""Verdicts, the best first."""
 FREE, SPEED, QUALITY, HARDWARE = range(4)
 """What a change costs, cheapest first."""
 
@@ -205,7 +209,7 @@ def _pairs(singles: Sequence[Change]) -> Iterator[Change]:
 
 
 def _order(row: Row) -> int:
-    return {"fits": 0, "tight": 1, "unknown": 2, "does_not_fit": 3}[row.verdict if row.serves else "does_not_fit"]
+    return VERDICTS[row.verdict if row.serves else "does_not_fit"]
 
 
 def _gain(row: Row, base: Row) -> float:
@@ -222,6 +226,8 @@ def _measure(change: Change, others: Sequence[Engine], share: float | None = Non
         found = capacity_of(engine.with_deployment(fraction=share, fraction_asked=True))
     counted = context + min(change.recent, context)  # as many tokens of the narrow type take the same bytes
     longest = found.max_context
+    verdict = verdict_of([engine.with_deployment(context=counted), *others])
+    holds = verdict != "does_not_fit" if others else found.served * context >= found.pools * counted
     return Row(
         change.change,
         change.costs,
@@ -229,9 +235,9 @@ def _measure(change: Change, others: Sequence[Engine], share: float | None = Non
         engine,
         max(longest - change.recent, longest // 2) if change.recent else longest,
         found.served * context / counted,
-        verdict_of([engine.with_deployment(context=counted), *others]),
+        verdict,
         change.available,
-        bool(others) or found.served * context >= found.pools * counted,
+        holds and not obstacles(engine.model, engine.deployment) and too_long(engine.model, engine.deployment) is None,
     )
 
 
@@ -346,17 +352,12 @@ def _blocks(engine: Engine, *, experts: bool) -> str:
 def _startable(engine: Engine) -> Iterator[Change]:
     """Yield the most ranks, of those that there are, with which the engine starts."""
     before = engine.deployment
-    for tp in range(before.tp, 0, -1):
-        tried = engine.with_deployment(tp=tp)
-        most = most_sharing(engine.model, tried.deployment)
-        dcp = before.dcp if tp % before.dcp == 0 and before.dcp <= most else 1
-        tried = tried.with_deployment(dcp=dcp)
-        if obstacles(engine.model, tried.deployment):
-            continue
-        words = [f"tensor parallel {before.tp} → {tp}"] if tp != before.tp else []
-        words += [f"--decode-context-parallel-size {before.dcp} → {dcp}"] if dcp != before.dcp else []
+    for tried in itertools.islice(fewer_ranks(engine), 1):
+        after = tried.deployment
+        words = [f"tensor parallel {before.tp} → {after.tp}"] if after.tp != before.tp else []
+        words += [f"pipeline parallel {before.pp} → {after.pp}"] if after.pp != before.pp else []
+        words += [f"--decode-context-parallel-size {before.dcp} → {after.dcp}"] if after.dcp != before.dcp else []
         yield Change(", ".join(words), "nothing: it does not start otherwise", FREE, tried)
-        return
 
 
 def _shapes(engine: Engine) -> Iterator[Change]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.ledger.fields import ModelConfigError
-from gpuwatch.ledger.files import weight_files
+from gpuwatch.ledger.files import weight_files, with_quantisation
 from gpuwatch.ledger.portable import portable
 from gpuwatch.ledger.reading import read_model
 from gpuwatch.model import Fact
@@ -91,6 +91,7 @@ def model_facts(folders: Iterable[Path], server: str, time: int, model: str = ""
         if config is None:
             continue
         try:
+            config = with_quantisation(folder, config)
             found, text = read_model(config, model), portable(config)
         except ModelConfigError:
             return ()
@@ -131,7 +132,7 @@ def served_context(config: Mapping[str, Any]) -> int | None:
     return max(declared, int(trained * factor))
 
 
-def _read(path: Path) -> Mapping[str, Any] | None:
+def _read(path: Path) -> dict[str, Any] | None:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:

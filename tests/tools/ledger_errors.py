@@ -70,6 +70,8 @@ def ours(receipt):
 def vramscout(receipt, venv, folder):
     """Return (weights error, tokens error from the printed pool) of vramscout, or why it gives none."""
     deployment, printed = receipt.deployment, receipt.printed
+    if deployment.pp > 1:
+        return "it has no option for pipeline stages"
     write_config(receipt, folder)
     command = [f"{venv}/bin/vramscout", "config.json", "--vram-gib", f"{deployment.capacity / GIB}"]
     command += ["--tp", str(deployment.tp), "--context", str(deployment.context), "--json"]

@@ -131,7 +131,7 @@ def test_weight_files_that_cannot_be_those_of_the_shape_are_noted(capsys, tmp_pa
     assert "GiB: one is wrong" in note
 
 
-@pytest.mark.parametrize(("version", "each"), [("0.33.0", "fp8"), ("0.20.0", "auto")])
+@pytest.mark.parametrize(("version", "each"), [("0.33.0", "fp8"), ("0.15.0", "fp8"), ("0.14.1", "auto")])
 def test_the_cache_type_of_a_checkpoint_is_followed_where_vllm_is_known_to(capsys, tmp_path, version, each):
     stored = {
         "quant_method": "compressed-tensors",

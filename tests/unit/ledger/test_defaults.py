@@ -54,9 +54,9 @@ def test_the_step_is_no_larger_than_all_requests_and_the_batch_no_larger_than_th
 
 
 @pytest.mark.parametrize(("version", "linear", "cached"), [
-    ((0, 25, 0), True, False), ((0, 26, 0), True, True), ((0, 25, 0), False, True),
+    ((0, 27, 1), True, False), ((0, 28, 0), True, True), ((0, 27, 1), False, True),
 ])  # fmt: skip
-def test_prefixes_of_models_with_states_are_cached_since_0_26(version, linear, cached):
+def test_prefixes_of_models_with_states_are_cached_since_0_28(version, linear, cached):
     shape = {"attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16} if linear else {}
     filled = with_defaults(
         Deployment("vllm", version, 80 * GIB), model(8, 8, 128, **shape), chunk=None, sequences=None, fraction=None

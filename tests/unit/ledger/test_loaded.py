@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuwatch.ledger.allocator import held
 from gpuwatch.ledger.budget import Deployment, activation_bytes
 from gpuwatch.ledger.loaded import printed_bytes, slack_bytes, taken_slack
+from gpuwatch.ledger.need import Engine
+from gpuwatch.ledger.notes import notes_of
 from gpuwatch.ledger.weights import (
     Loading,
     Split,
@@ -138,6 +142,10 @@ def test_without_towers_their_weights_are_not_loaded_and_no_encoding_is_profiled
     other = Deployment("vllm", (0, 24, 0), 48 * GIB, sequences=8, chunk=2048, towers=False)
     assert activation_bytes(sees, one) == 1024 * 2.7 * MIB
     assert activation_bytes(sees, other) < 0.2 * GIB
+    says = "the 2.7 GiB of activations are an estimate of the longest image"
+    launches = (one, other, replace(one, engine="sglang"), replace(one, sequences=1024))
+    estimated = [any(says in note for note in notes_of(Engine(sees, launch))) for launch in launches]
+    assert estimated == [True, False, False, False]  # 1,024 sequences: sampling takes 38.6 B x 152,064 of each
 
 
 def test_places_for_adapters_by_hand():

@@ -58,6 +58,24 @@ def test_facts_become_the_deployment(facts, attribute, value):
     assert getattr(engine_of("vllm", FACTS | facts, 80 * GIB).deployment, attribute) == value
 
 
+@pytest.mark.parametrize(
+    ("facts", "counted"),
+    [
+        ({}, "fp8"),
+        ({"flag.kv-cache-dtype": "auto"}, "fp8"),
+        ({"kv.dtype": "auto"}, "fp8"),
+        ({"version": "0.13.0"}, "auto"),
+        ({"flag.kv-cache-dtype": "bfloat16"}, "bfloat16"),
+        ({"kv.dtype": "bfloat16"}, "bfloat16"),  # what the engine says goes before
+    ],
+)
+def test_the_cache_type_of_the_checkpoint_is_predicted_where_the_engine_follows_it(facts, counted):
+    stored = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    text = portable(config(4, 8, 128, quantization_config=stored))
+    found = engine_of("vllm", {**FACTS, "model.config": text, **facts}, 80 * GIB)
+    assert found.deployment.kv_dtype == counted
+
+
 def test_weights_are_predicted_in_the_type_that_the_engine_names():
     half = predicted(dtype="torch.bfloat16")["weights"]
     assert predicted(dtype="torch.float32")["weights"] == pytest.approx(2 * half, rel=0.001)

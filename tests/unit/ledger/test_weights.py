@@ -8,8 +8,9 @@ from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.need import Engine, bytes_per_parameter, loaded, quantised, with_weights
 from gpuwatch.ledger.notes import notes_of
 from gpuwatch.ledger.quantisation import quantisation_of, stored_bits
+from gpuwatch.ledger.reading import read_model
 from gpuwatch.ledger.towers import tower_tensors
-from gpuwatch.ledger.weights import Split, parameters, rotation_bytes, weight_bytes
+from gpuwatch.ledger.weights import Split, attention_of, parameters, rotation_bytes, weight_bytes
 from tests.unit.ledger.models import model
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
@@ -207,3 +208,24 @@ def test_whole_experts_are_rounded_up_and_cut_ones_are_not():
     alone = weight_bytes(moe, Split())
     assert alone - cut == pytest.approx(2 * (10 - 2.5) * one)
     assert alone - whole == pytest.approx(2 * (10 - 3) * one)  # three, three, two, two
+
+
+@pytest.mark.parametrize(
+    ("architecture", "stated", "gate"),
+    [
+        ("Qwen3NextForCausalLM", None, 2),
+        ("Qwen3_5ForConditionalGeneration", None, 2),
+        ("Qwen3_5ForConditionalGeneration", False, 1),
+        ("Qwen3ForCausalLM", None, 1),
+        ("Qwen3ForCausalLM", True, 2),
+    ],
+)
+def test_a_gate_of_the_output_is_as_wide_as_the_queries(architecture, stated, gate):
+    config = {
+        "architectures": [architecture], "num_hidden_layers": 1, "hidden_size": 2048, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "head_dim": 256, "intermediate_size": 5120, "vocab_size": 1000,
+        **({} if stated is None else {"attn_output_gate": stated}),
+    }  # fmt: skip
+    model = read_model(config)
+    queries, keys_and_values, output = 2048 * 16 * 256, 2048 * 2 * 2 * 256, 16 * 256 * 2048
+    assert attention_of(model, model.layers[0]) == gate * queries + keys_and_values + output

@@ -115,6 +115,15 @@ def test_the_hubs_cache_is_where_its_library_puts_it(environ, folder):
     assert hub_cache(environ) == folder
 
 
+def test_how_weights_are_stored_is_read_from_the_file_beside_the_config_too(tmp_path):
+    stated = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "hf_quant_config.json").write_text(json.dumps(stated))
+    config = json.loads(facts(tmp_path, LLAMA)["model.config"])
+    assert config["quantization_config"]["quant_algo"] == "NVFP4"
+    assert config["quantization_config"]["kv_cache_quant_algo"] == "FP8"
+
+
 def test_a_latent_cache_has_one_head(tmp_path):
     mla = LLAMA | {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
     mla["architectures"] = ["DeepseekV3ForCausalLM"]

@@ -1,0 +1,135 @@
+"""Commands and plans whose engine will not start: what ``gpuwatch plan`` says of them, and what it repairs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpuwatch.cli import main
+from tests.unit.cli.test_plan_command import LLAMA
+
+GIB = 2**30
+
+
+@pytest.fixture
+def llama(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return tmp_path
+
+
+def planned(capsys, *arguments):
+    assert main(["plan", *map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def repaired(capsys, command, *more):
+    plan = planned(capsys, "--from-command", command, "--gpu-memory", 79.3, *more)
+    return plan["command"], plan
+
+
+def test_what_does_not_fit_serves_nothing_either(capsys, llama):
+    # 131,072 tokens are 16 GiB and the weights 15.0; 0.92 of 24 GiB hold neither the one beside the other, nor 0.95
+    plan = planned(capsys, llama, "--gpu-memory", 24)
+    assert (plan["verdict"], plan["serves"]) == ("does_not_fit", False)
+    assert plan["kv"]["max_concurrency"] < 1
+    assert any("will not start: no fraction is enough" in note for note in plan["notes"])
+    (row,) = [row for row in plan["what_if"] if row["change"] == "--gpu-memory-utilization 0.92 → 0.95"]
+    again = planned(capsys, llama, "--gpu-memory", 24, "--utilization", 0.95)
+    assert row["serves"] is again["serves"] is False
+    assert row["max_concurrency"] == again["kv"]["max_concurrency"]
+
+
+@pytest.mark.parametrize("arguments", [("--tp", 3), ("--context", 8192, "--pp", 33)])
+def test_ranks_that_do_not_start_serve_nothing(capsys, llama, arguments):
+    assert planned(capsys, llama, *arguments)["serves"] is False
+
+
+def test_no_change_of_memory_serves_a_length_that_is_refused(capsys, llama):
+    plan = planned(capsys, llama, "--context", 131_073)
+    assert (plan["verdict"], plan["serves"]) == ("fits", False)
+    assert [row for row in plan["what_if"] if row["verdict"] == "fits"]
+    assert not [row for row in plan["what_if"] if row["serves"]]
+
+
+def test_models_that_are_more_than_the_card_serve_nothing_together(capsys, llama):
+    plan = planned(capsys, llama, llama, "--gpu-memory", 24, "--context", 4096)
+    assert (plan["verdict"], plan["serves"]) == ("does_not_fit", False)
+    assert not [row for row in plan["what_if"] if row["serves"] is not (row["verdict"] != "does_not_fit")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "becomes"),
+    [
+        ("-tp 3", "--tensor-parallel-size 2"),  # of 32 query heads
+        ("--tensor-parallel-size=6 --port 1", "--tensor-parallel-size 4 --port 1"),
+        ("-pp 33", "--pipeline-parallel-size 32"),
+        ("-tp 16 -dcp 4", "-tp 16 --decode-context-parallel-size 2"),  # two copies of each of 8 KV heads
+        ("--block-size 32 --num-gpu-blocks-override 100", "--block-size 32"),  # 3,200 of 8,192 tokens
+        ("--kv-cache-memory-bytes 100M", ""),  # 1 GiB is needed
+        # 14.99 GiB of weights, 1.00 of KV and its null block, 4.72 of the sampler for 1,024, 0.5 of graphs
+        ("--gpu-memory-utilization 0.2", "--gpu-memory-utilization 0.27"),
+    ],
+)
+def test_a_command_that_does_not_start_is_repaired_where_a_value_is_enough(capsys, llama, flags, becomes):
+    start = f"vllm serve {llama} --max-model-len 8192"
+    command, plan = repaired(capsys, f"{start} {flags}")
+    assert command == f"{start} {becomes}".strip()
+    assert plan["verdict"] == "does_not_fit"  # the figures are those of the command that was given
+    again = repaired(capsys, command)[1]
+    assert (again["serves"], again["flags"]) == (True, [])
+
+
+def test_sglang_is_given_ranks_that_its_heads_divide_into(capsys, llama):
+    command, _ = repaired(capsys, f"python -m sglang.launch_server --model-path {llama} --tp 6 --port 1")
+    assert command == f"python -m sglang.launch_server --model-path {llama} --tp-size 4 --port 1"
+
+
+def test_a_command_that_no_value_lets_start_is_left_and_that_is_said(capsys, llama):
+    text = f"vllm serve {llama}"
+    plan = planned(capsys, "--from-command", text, "--gpu-memory", 24)
+    assert (plan["command"], plan["flags"], plan["serves"]) == (text, [], False)
+    assert any(note.startswith("the repaired command will not start, either") for note in plan["notes"])
+    three = planned(capsys, "--from-command", f"{text} -tp 3", "--gpu-memory", 8, "--context", 8192)
+    assert three["command"] == f"{text} -tp 3"  # two ranks of 7.5 GiB of weights each are too many for 8 GiB
+    assert any(note.startswith("the repaired command will not start, either") for note in three["notes"])
+
+
+def test_ranks_of_an_argument_are_not_repaired_in_the_command(capsys, llama):
+    command, plan = repaired(capsys, f"vllm serve {llama} -tp 2", "--tp", 3)
+    assert (command, plan["flags"], plan["serves"]) == (f"vllm serve {llama} -tp 2", [], False)
+
+
+def test_shares_that_several_models_need_are_offered_in_place_of_those_they_were_told(capsys, llama):
+    # 14.99 GiB of weights, 1.00 of KV and its null block, 1.18 of the sampler, 0.5 of graphs: 17.67 of 48
+    asked = (llama, llama, "--gpu-memory", 48, "--context", 8192)
+    plan = planned(capsys, *asked, "--utilization", 0.3)
+    assert (plan["verdict"], plan["serves"]) == ("does_not_fit", False)
+    row = plan["what_if"][0]
+    assert row["change"] == "shares of 0.3 and 0.3 → 0.37 and 0.37"
+    again = planned(capsys, *asked, "--utilization", 0.37)
+    assert (row["verdict"], row["serves"]) == (again["verdict"], True)
+    assert row["max_concurrency"] == again["kv"]["max_concurrency"]
+    assert not [row for row in again["what_if"] if row["change"].startswith("shares")]
+    assert not [row for row in planned(capsys, *asked)["what_if"] if row["change"].startswith("shares")]
+
+
+def test_a_row_that_is_stopped_by_the_other_model_says_so(capsys, llama):
+    # 17.7 GiB each, of which INT4 saves 10 of one: 25 of 20 GiB, though the share that one needs holds requests
+    main(["plan", str(llama), str(llama), "--gpu-memory", "20", "--context", "8192"])
+    printed = capsys.readouterr().out
+    assert "does not fit beside the others: longest request" in printed
+    assert "    does not fit: longest request" not in printed
+
+
+def test_what_is_over_by_less_than_it_is_uncertain_by_is_tight_where_the_engine_holds_it(capsys, llama):
+    # 0.99 of 24 GiB less 14.99, 1.18 and 0.5 are 7.09 GiB: 58,000 tokens. With 1.0 for the context, which vLLM does
+    # not count, 57,000 tokens make 24.6 of 24 GiB; the parts are uncertain by 0.74.
+    asked = (llama, "--gpu-memory", 24, "--utilization", 0.99, "--context")
+    plan = planned(capsys, *asked, 57_000)
+    assert (plan["verdict"], plan["serves"]) == ("tight", True)
+    assert 0.5 * GIB < plan["per_gpu"][0]["total"] - 24 * GIB < 0.74 * GIB
+    main(["plan", *map(str, asked), "57000"])
+    assert "verdict: tight: over by 0.6 GiB, less than the sum is uncertain by" in capsys.readouterr().out
+    plan = planned(capsys, *asked, 58_500)
+    assert (plan["verdict"], plan["serves"]) == ("does_not_fit", False)
