@@ -222,29 +222,31 @@ class Bundle:
         """Take note of the names in a recording; return its facts, the newest of each."""
         from gpuwatch.diagnosis.context import Facts  # noqa: PLC0415  # --help does not need it
         from gpuwatch.recording import Reader  # noqa: PLC0415  # as above
+        from gpuwatch.sources.files.read import playable  # noqa: PLC0415  # as above
 
         facts = Facts()
-        reader = Reader(path)
-        self.hidden.host(reader.header.host)
-        for tick in reader.ticks():
-            self.hidden.learn(tick)
-            for batch in tick.batches:
-                facts.update(batch.facts)
+        with playable(path) as file:
+            reader = Reader(file)
+            self.hidden.host(reader.header.host)
+            for tick in reader.ticks():
+                self.hidden.learn(tick)
+                for batch in tick.batches:
+                    facts.update(batch.facts)
         return list(facts.all())
 
     def _recording(self, path: str) -> None:
         """Write a recording again, with other names."""
         from dataclasses import replace  # noqa: PLC0415  # --help does not need any of these
-
-        from gpuwatch.recording import Reader, Writer  # noqa: PLC0415
-
-        reader = Reader(path)
-        header = replace(
-            reader.header, host=self.hidden.host(reader.header.host), note=self.hidden.text(reader.header.note)
-        )
         from tempfile import TemporaryDirectory  # noqa: PLC0415  # no other command needs it
 
-        with TemporaryDirectory(prefix="gpuwatch-") as folder:
+        from gpuwatch.recording import Reader, Writer  # noqa: PLC0415
+        from gpuwatch.sources.files.read import playable  # noqa: PLC0415
+
+        with playable(path) as file, TemporaryDirectory(prefix="gpuwatch-") as folder:
+            reader = Reader(file)
+            header = replace(
+                reader.header, host=self.hidden.host(reader.header.host), note=self.hidden.text(reader.header.note)
+            )
             writer = Writer(Path(folder) / "copy.rec", header)
             for tick in reader.ticks():
                 batches, forgotten = self.hidden.tick(tick)
@@ -257,7 +259,8 @@ class Bundle:
             if writer.error:
                 raise UsageError(writer.error)
             self._add("recordings", path, ".rec", (Path(folder) / "copy.rec").read_bytes())
-        self._inputs.append({"path": self._name(path), "kind": "recording", "ticks": writer.ticks, "note": reader.cut})
+            cut = reader.cut.replace(file, path)
+        self._inputs.append({"path": self._name(path), "kind": "recording", "ticks": writer.ticks, "note": cut})
 
     def _excerpt(self, path: str) -> list[Fact]:
         """Keep the recognised lines of a file; return its facts."""

@@ -8,8 +8,8 @@ import random
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import requests
@@ -19,6 +19,7 @@ from gpuwatch.config import ConfigError
 from gpuwatch.config_endpoints import endpoint_url
 from gpuwatch.model import Reason, SourceError
 from gpuwatch.probes.answer import parts, read, refusal, seconds, take_whole
+from gpuwatch.probes.exchange import Reply
 from gpuwatch.probes.stream import Events, one_line
 from gpuwatch.sources.api_client import deadline_session
 from gpuwatch.sources.engine.connect import proxies_for
@@ -26,16 +27,15 @@ from gpuwatch.sources.engine.deadline import Deadline
 from gpuwatch.sources.engine.http import explain_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
+
+    from gpuwatch.probes.exchange import Ask, Kind
 
 TRIES_WHEN_LIMITED = 4
 LONGEST_PAUSE = 30.0
 EXTRA_PIECES = 8
 """Pieces more than asked for that a stream may have; some servers send an empty one at either end."""
 _FAILURES = (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError)
-
-Prompt: TypeAlias = "tuple[int, ...] | str"
-Kind: TypeAlias = Literal["ok", "refused", "limited", "failed", "timeout", "lost", "cancelled"]
 
 
 class ProbeError(Exception):
@@ -61,78 +61,6 @@ class Server:
     takes_token_ids: bool = False
     has_metrics: bool = False
     adapters: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One completion to ask for.
-
-    Attributes:
-        prompt: Token ids, or text.
-        max_tokens: Most tokens to generate.
-        stop_at: Monotonic time at which to give up.
-        salt: Separates the prefix cache of this request from that of others (``cache_salt``); empty: none.
-        lora: Name of the adapter to use; empty: the model itself.
-        ignore_eos: Whether to generate all of `max_tokens`, where the engine can.
-        enough: Called with the number of pieces so far; the stream is closed, and counts as complete, once it is true.
-    """
-
-    prompt: Prompt
-    max_tokens: int
-    stop_at: float
-    salt: str = ""
-    lora: str = ""
-    ignore_eos: bool = False
-    enough: Callable[[int], bool] | None = field(default=None, compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What came of one completion. Times are monotonic seconds; None: did not happen, or the server does not say.
-
-    Attributes:
-        ok: Whether a complete answer came.
-        text: The completion, for scoring only; it is never stored.
-        error: One clear line, or empty.
-        status: HTTP status, 0 where none came.
-        kind: ok; refused (a status that blames the request, or the login); limited (rate limit, after several
-            tries); failed (the server's own error, or an answer that makes no sense); timeout; lost (the connection);
-            cancelled.
-        token_times: When each piece of the stream came; a piece is one token with most servers, sometimes several.
-        pauses: How often a rate limit made the client wait.
-    """
-
-    ok: bool
-    text: str = ""
-    error: str = ""
-    status: int = 0
-    kind: Kind = "ok"
-    started: float = 0.0
-    first_token: float | None = None
-    ended: float = 0.0
-    token_times: tuple[float, ...] = ()
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    pauses: int = 0
-
-    @property
-    def ttft(self) -> float | None:
-        """Seconds from sending to the first token."""
-        return None if self.first_token is None else self.first_token - self.started
-
-    @property
-    def generated(self) -> int:
-        """Tokens generated: as the server counts them, else the pieces that came."""
-        return len(self.token_times) if self.completion_tokens is None else self.completion_tokens
-
-    @property
-    def decode_rate(self) -> float | None:
-        """Tokens per second after the first token; None where fewer than two came."""
-        if len(self.token_times) < 2:
-            return None
-        seconds = self.token_times[-1] - self.token_times[0]
-        return (self.generated - 1) / seconds if seconds > 0 and self.generated > 1 else None
 
 
 class _Line:
@@ -165,7 +93,7 @@ class Client:
         self, url: str, *, token_env: str = "", timeout: float = 60.0, model: str = "", verify: bool | str = True
     ) -> None:
         try:
-            self.url = endpoint_url(url, "--engine").removesuffix("/v1")
+            self.url = endpoint_url(url, "--engine", "--token-env with the name of a variable").removesuffix("/v1")
         except ConfigError as error:
             raise ProbeError(str(error)) from None
         self.timeout = timeout
@@ -358,6 +286,7 @@ class Client:
             events.feed(part, time.monotonic())
             came, asked = len(events.times), ask.max_tokens
             if came > asked + EXTRA_PIECES:
+                events.ran_on = True
                 events.error = f"the server ignores max_tokens: {came} pieces came, {asked} were asked for"
             if events.error or (ask.enough is not None and came and ask.enough(came)):
                 response.close()
@@ -404,6 +333,7 @@ def _reply(events: Events, started: float, status: int, kind: Kind, error: str) 
         prompt_tokens=events.count("prompt_tokens"),
         cached_tokens=events.count("prompt_tokens_details", "cached_tokens"),
         completion_tokens=events.count("completion_tokens"),
+        ran_on=events.ran_on,
     )
 
 

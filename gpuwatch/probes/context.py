@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
 from gpuwatch.probes import truncation
 from gpuwatch.probes.limits import Pool, read_pool
 from gpuwatch.probes.ramp_verdict import findings as pool_findings
+from gpuwatch.probes.refusal import Refused, refused
 from gpuwatch.probes.result import Result
 from gpuwatch.probes.truncation import Short, fate
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from gpuwatch.model import Fact, LogEvent
-    from gpuwatch.probes.client import Kind, Reply
+    from gpuwatch.probes.exchange import Kind, Reply
     from gpuwatch.probes.result import Figure, Value
     from gpuwatch.probes.run import Run
     from gpuwatch.probes.truncation import Fate
@@ -28,8 +28,6 @@ BEYOND = 64
 """Tokens over the limit of the request that has to be refused."""
 _ASSUMED = (2048, 8192, 32_768)
 """Lengths that are tried where the server states no limit."""
-_LIMIT = re.compile(r"context length (?:is |\()([0-9]+) tokens")
-"""The limit in a refusal: of vLLM ``maximum context length is N tokens``, of SGLang ``context length (N tokens)``."""
 _LOGIN = (401, 403)
 _ENDING = ("failed", "limited")
 """What ends the probe without ``--to-the-end``: a server with errors of its own is left alone, so that it survives."""
@@ -65,7 +63,7 @@ class _Try:
     @property
     def outcome(self) -> Fate | Kind:
         reply = self.reply
-        if not reply.ok:
+        if not reply.answered:
             return reply.kind
         return fate(reply, self.tokens, exact=self.exact)
 
@@ -78,6 +76,11 @@ class _Try:
     def answered(self) -> bool:
         """Whether the server took the request or refused it for what it is; a refused login says nothing of it."""
         return self.accepted or (self.outcome == "refused" and self.reply.status not in _LOGIN)
+
+    @property
+    def ends(self) -> bool:
+        """Whether this answer ends the probe without ``--to-the-end``."""
+        return self.outcome in _ENDING
 
     def row(self) -> dict[str, Value]:
         reply = self.reply
@@ -106,7 +109,7 @@ def probe(run: Run, options: ContextOptions) -> Result:
         if reply.kind == "cancelled":
             break
         tries.append(_Try(what, tokens, reply, run.vocabulary.exact))
-        if reply.kind == "lost" or run.gone.is_set() or (reply.kind in _ENDING and not options.to_the_end):
+        if reply.kind == "lost" or run.gone.is_set() or (tries[-1].ends and not options.to_the_end):
             break
     stopped = run.over or _gave_up(tries, options)
     accepted = max((each.tokens + OUTPUT for each in tries if each.accepted), default=0)
@@ -125,7 +128,7 @@ def probe(run: Run, options: ContextOptions) -> Result:
         facts=tuple(_facts(run, pool, tries, options)),
         rows=tuple(each.row() for each in tries),
         findings=found,
-        conclusion=tuple(_conclusion(run, wanted, pool, tries, options)),
+        conclusion=(*_conclusion(run, wanted, pool, tries, options), *run.rate_limited()),
         advice=tuple(advice for finding in found for advice in finding.advice),
     )
 
@@ -170,7 +173,7 @@ def _beyond(tokens: int, pool: Pool | None, options: ContextOptions) -> bool:
 
 def _gave_up(tries: list[_Try], options: ContextOptions) -> str:
     last = tries[-1].reply if tries else None
-    if last is None or not (last.kind == "lost" or (last.kind in _ENDING and not options.to_the_end)):
+    if last is None or not (last.kind == "lost" or (tries[-1].ends and not options.to_the_end)):
         return ""
     more = "; nothing more is sent, so that the server survives" if last.kind == "failed" else ""
     return f"the request of {tries[-1].tokens:,} tokens: {last.error}{more}"
@@ -237,6 +240,8 @@ def _said(each: _Try) -> str:
         text = "refused with an error, as it has to be"
     elif each.what == "over the limit" and each.outcome == "whole":
         text = "accepted, and all of them counted: the limit is not what the server states"
+    elif each.reply.ran_on:
+        text = "accepted; max_tokens is ignored, so the count that comes at the end was not seen, and no cut could be"
     elif each.reply.error:
         text += f": {each.reply.error}"
     return f"{what}: {text}."
@@ -244,8 +249,8 @@ def _said(each: _Try) -> str:
 
 def _short(tries: list[_Try], wanted: int | None) -> _Try | None:
     """Return the shortest request within the length to test that the server refused."""
-    refused = [each for each in tries if each.outcome == "refused" and each.tokens + OUTPUT <= (wanted or 0)]
-    return min(refused, key=lambda each: each.tokens, default=None)
+    within = [each for each in tries if each.outcome == "refused" and each.tokens + OUTPUT <= (wanted or 0)]
+    return min(within, key=lambda each: each.tokens, default=None)
 
 
 def _refused(run: Run, tries: list[_Try], wanted: int | None) -> Iterator[Finding]:
@@ -253,51 +258,8 @@ def _refused(run: Run, tries: list[_Try], wanted: int | None) -> Iterator[Findin
     bad, stated = _short(tries, wanted), run.server.max_model_len
     if bad is None or stated is None or bad.tokens + OUTPUT > stated:
         return
-    where = f"{run.server.url}/v1/completions"
-    said = _LIMIT.search(bad.reply.error)
-    told = int(said[1].replace(",", "")) if said is not None else None
-    told = told if told is not None and told < bad.tokens + OUTPUT else None
     whole = max((each.tokens + OUTPUT for each in tries if each.accepted and each.tokens < bad.tokens), default=None)
-    real = told if told is not None else whole
-    flag = {"vllm": "--max-model-len", "sglang": "--context-length"}.get(run.server.engine, "")
-    evidence = [
-        Evidence(
-            f"the server states {stated:,} tokens",
-            f"{run.server.url}/v1/models",
-            name="gpuwatch_engine_config_max_model_len_tokens",
-            value=float(stated),
-            unit="tokens",
-        ),
-        Evidence(f"a prompt of {bad.tokens:,} tokens and {OUTPUT} to answer: {bad.reply.error}", where),
-    ]
-    if whole is not None:
-        evidence.append(Evidence(f"a request of {whole:,} tokens was accepted", where))
-    keep = (
-        f"keep a request with its answer within {real:,} tokens"
-        if real is not None
-        else f"keep prompts shorter than {bad.tokens:,} tokens; what was sent says no more than that"
-    )
-    yield Finding(
-        id="context_refused",
-        severity="warning",
-        title="Requests within the stated length are refused",
-        cause=(
-            f"The server states {stated:,} tokens, but refuses {bad.tokens + OUTPUT:,}, prompt and answer together. "
-            "Whether the engine or what stands in front of it refuses, its message says."
-        ),
-        confidence=0.9,
-        evidence=tuple(evidence),
-        advice=(
-            Advice(keep),
-            Advice(
-                "have the real length stated, if this limit is meant to be",
-                flag if real is not None else "",
-                str(stated) if flag and real is not None else None,
-                str(real) if flag and real is not None else None,
-            ),
-        ),
-        since=int(run.started * 1000),
-    )
+    yield refused(run, Refused(bad.tokens, OUTPUT, bad.reply.error), whole)
 
 
 def _rope(run: Run, wanted: int | None, options: ContextOptions, accepted: int) -> Iterator[Finding]:

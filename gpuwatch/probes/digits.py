@@ -21,7 +21,7 @@ from gpuwatch.probes.scoring import judge, recall
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpuwatch.probes.client import Reply
+    from gpuwatch.probes.exchange import Reply
     from gpuwatch.probes.haystack import Question
     from gpuwatch.probes.result import Result
     from gpuwatch.probes.run import Run

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
 from gpuwatch.probes.client import ProbeError
-from gpuwatch.probes.questions import Tally, failures_sentence, listed
+from gpuwatch.probes.questions import Tally, failures_sentence, listed, reasoning_sentence
 from gpuwatch.probes.result import Result
 from gpuwatch.probes.scoring import ENOUGH
 from gpuwatch.probes.statistics import Share, mcnemar, wilson
@@ -177,7 +177,11 @@ def conclude(
         facts=tuple(facts),
         rows=tuple(_row(one, pairs[one[0]] if versus else None) for one in measured),
         findings=findings,
-        conclusion=tuple(_sentences(measured, together, versus, kv_dtype, found=bool(findings))),
+        conclusion=(
+            *_sentences(measured, together, versus, kv_dtype, found=bool(findings)),
+            *reasoning_sentence([tally for _, tally, *_ in measured]),
+            *run.rate_limited(),
+        ),
         advice=_advice(answer, versus, kv_dtype),
     )
 

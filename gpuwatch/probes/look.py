@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from gpuwatch.engines.catalog import detect
 from gpuwatch.engines.info import EngineInfo, read_models, read_server_info, read_version
 from gpuwatch.model import Reason, SourceError
-from gpuwatch.probes.client import Ask, ProbeError, Server
+from gpuwatch.probes.client import ProbeError, Server
+from gpuwatch.probes.exchange import Ask
 from gpuwatch.sources.engine.connect import proxies_for
 from gpuwatch.sources.engine.exposition import ExpositionParser
 from gpuwatch.sources.engine.http import Client as PageClient

@@ -12,23 +12,27 @@ from gpuwatch.probes.haystack import needle, seeded
 from gpuwatch.probes.heatmap import heat_map
 from gpuwatch.probes.limits import read_pool
 from gpuwatch.probes.questions import (
+    ANSWER_TOKENS,
     Planned,
     Tally,
     ask_planned,
     failures_sentence,
     left_out,
     listed,
+    reasoning_sentence,
+    refusals,
     scale,
     usable_lengths,
 )
 from gpuwatch.probes.result import Result
 from gpuwatch.probes.scoring import ENOUGH, judge
 from gpuwatch.probes.statistics import Share
+from gpuwatch.probes.truncation import Short, changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpuwatch.probes.client import Reply
+    from gpuwatch.probes.exchange import Reply
     from gpuwatch.probes.haystack import Question
     from gpuwatch.probes.questions import Scale
     from gpuwatch.probes.result import Figure, Value
@@ -174,9 +178,13 @@ def conclude(
         stopped_because=run.over if not complete else "",
         facts=facts,
         rows=tuple(_row(cell, tally) for cell, tally in sorted(grid.cells.items())),
-        findings=findings,
-        conclusion=tuple(_sentences(options, grid, texts, overall, untried)),
-        advice=_advice(answer, reach, run),
+        findings=(*findings, *_refusals(run, grid, texts)),
+        conclusion=(
+            *_sentences(options, grid, texts, overall, [*_unread(findings), *untried]),
+            *reasoning_sentence([grid.control, *grid.cells.values()]),
+            *run.rate_limited(),
+        ),
+        advice=_advice(answer, reach, run, findings),
         drawing=drawing,
     )
 
@@ -259,7 +267,7 @@ def _sentences(options: NeedleOptions, grid: Grid, texts: Scale, overall: Share,
         )
     said += untried
     if not texts.counted:
-        said.append("The server counts no prompt tokens: lengths are estimates from the number of words.")
+        said.append(texts.why)
     failed = failures_sentence([grid.control, *grid.cells.values()])
     return [*said, failed] if failed else said
 
@@ -289,6 +297,14 @@ def _uneven(depths: Mapping[int, Share]) -> str:
     return f"It depends on where the fact stands: {depths[best]} at {best} % depth, {depths[worst]} at {worst} %."
 
 
+def _refusals(run: Run, grid: Grid, texts: Scale) -> tuple[Finding, ...]:
+    """Find lengths within what the server states at which every question was refused."""
+    by_length: dict[int, list[Tally]] = {}
+    for (length, _), tally in grid.cells.items():
+        by_length.setdefault(length, []).append(tally)
+    return refusals(run, by_length, texts)
+
+
 def _truncated(run: Run, grid: Grid, texts: Scale) -> tuple[Finding, ...]:
     """Find prompts that the server counted as far shorter than they were."""
     if not texts.counted:
@@ -311,13 +327,21 @@ def _truncated(run: Run, grid: Grid, texts: Scale) -> tuple[Finding, ...]:
             cause,
             0.9,
             (Evidence(text, source=run.server.url, name="usage.prompt_tokens", value=float(counted), unit="tokens"),),
-            (Advice("look for truncate_prompt_tokens in the client and --allow-auto-truncate in SGLang"),),
+            changes(run.server, Short(round(sent), counted, "cut"), ANSWER_TOKENS),
             since=round(run.started * 1000),
         ),
     )
 
 
-def _advice(answer: str, reach: int | None, run: Run) -> tuple[Advice, ...]:
+def _unread(cut: Sequence[Finding]) -> list[str]:
+    """Say that wrong answers about text that the server cut off are not the model's."""
+    return ["Prompts were cut before the model read them: what it missed there says nothing about it."] if cut else []
+
+
+def _advice(answer: str, reach: int | None, run: Run, cut: Sequence[Finding]) -> tuple[Advice, ...]:
+    """Return what to change; where prompts were cut (`cut`) nothing is said of a limit of the model."""
+    if cut:
+        return cut[0].advice
     if answer == "partly" and reach is not None:
         limit = run.server.max_model_len
         flag = {"vllm": "--max-model-len", "sglang": "--context-length"}.get(run.server.engine, "")

@@ -16,17 +16,19 @@ from gpuwatch.probes.questions import (
     failures_sentence,
     left_out,
     listed,
+    reasoning_sentence,
+    refusals,
     scale,
     usable_lengths,
 )
 from gpuwatch.probes.result import Result
 from gpuwatch.probes.scoring import ENOUGH, judge
-from gpuwatch.probes.statistics import Share, mcnemar
+from gpuwatch.probes.statistics import Share, by_a_coin, mcnemar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpuwatch.probes.client import Reply
+    from gpuwatch.probes.exchange import Reply
     from gpuwatch.probes.haystack import Question
     from gpuwatch.probes.questions import Scale
     from gpuwatch.probes.result import Figure, Value
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 GAPS: Mapping[str, tuple[float, float]] = {"near": (0.45, 0.55), "far": (0.05, 0.95)}
 """Depths of the two statements: close together, and at both ends."""
 CERTAIN = 0.05
-"""Two-sided chance below which a leaning is called one."""
+"""Chance below which a leaning (two-sided), and a respected order (one-sided), is called one."""
 Key = tuple[int, str, str]
 """Length in tokens, gap, and which statement is asked for."""
 
@@ -107,7 +109,17 @@ def conclude(
         ("seed", run.seed, ""),
     )
     failed = failures_sentence(list(tallies.values()))
-    conclusion = [_sentence(answer, asked), *_by_gap(tallies, answer), *untried, *([failed] if failed else [])]
+    conclusion = [
+        _sentence(answer, asked),
+        *_by_gap(tallies, answer),
+        *untried,
+        *([failed] if failed else []),
+        *reasoning_sentence(list(tallies.values())),
+        *run.rate_limited(),
+    ]
+    by_length: dict[int, list[Tally]] = {}
+    for (length, _, _), tally in tallies.items():
+        by_length.setdefault(length, []).append(tally)
     missing = unanswered(tallies)
     if missing and answer != "not measured":
         conclusion.insert(1, f"Without enough answers to say anything about it: {listed(missing)} tokens.")
@@ -119,6 +131,7 @@ def conclude(
         stopped_because=run.over if not complete else "",
         facts=facts,
         rows=tuple(_row(key, tally) for key, tally in tallies.items()),
+        findings=refusals(run, by_length, texts),
         conclusion=tuple(conclusion),
         advice=_advice(answer),
     )
@@ -152,7 +165,8 @@ def unanswered(tallies: Mapping[Key, Tally]) -> list[int]:
 def verdict(tallies: Mapping[Key, Tally]) -> str:
     """Return what the answers follow.
 
-    `respects order`: at least 90 % of both kinds of question are right. `not complete`: they are, but there is a length
+    `respects order`: at least 90 % of both kinds of question are right, and a coin would hardly do as well; where it
+    might, nothing is said: `not measured`. `not complete`: they are, but there is a length
     without answers. `prefers the last` or `prefers the first`: one
     statement is given in most answers, whatever was asked, and that is no chance. `does not recall`: most answers are
     neither of the two. `ignores order`: both are given, without regard to the question; `partly` is what remains.
@@ -161,6 +175,8 @@ def verdict(tallies: Mapping[Key, Tally]) -> str:
     if not first.of or not last.of:
         return "not measured"
     if first.hits >= ENOUGH * first.of and last.hits >= ENOUGH * last.of:
+        if by_a_coin(first.hits + last.hits, first.of + last.of) >= CERTAIN:
+            return "not measured"
         return "not complete" if unanswered(tallies) else "respects order"
     early, late = leaning(tallies)
     given = first.hits + last.hits + early + late

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from gpuwatch.probes.client import ProbeError
 from gpuwatch.probes.limits import read_pool
 from gpuwatch.probes.prefix_own import part, shared_tokens
-from gpuwatch.probes.prefix_prompts import TAIL, Prompts, base_length, expected
+from gpuwatch.probes.prefix_prompts import TAIL, Prompts, base_length, expected, longest
 from gpuwatch.probes.prefix_reading import NEEDS, send
 from gpuwatch.probes.prefix_verdict import OWN, Case, Measured, conclude
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gpuwatch.probes.client import Ask
+    from gpuwatch.probes.exchange import Ask
     from gpuwatch.probes.limits import Pool
     from gpuwatch.probes.prefix_own import Parting
     from gpuwatch.probes.prefix_prompts import Units
@@ -29,6 +29,8 @@ DEPTHS = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8)
 AGES = (1.25, 1.0, 0.75, 0.5, 0.25)
 """Parts of the pool that other prompts fill between a prompt and its repetition."""
 REPEATS_PER_RANK = 2
+LONGER = 8192 + TAIL // 2
+"""Tokens of the prompt that is tried where a shorter one is never found: hybrid models have blocks of 4,096."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class Bench:
     """Places of the cases of one request, of which what should be found follows from the size of a block."""
     smallest: int | None = None
     step: int | None = None
+    once: bool = False
+    """Whether the prompt was too short to see if hits come in multiples of the smallest one."""
     steps: int = 24
     tells: bool = False
     parting: Parting | None = None
@@ -114,7 +118,9 @@ class Bench:
         if best is None and shared is not None and tokens is not None and requests == 1:
             best = expected(shared, tokens, self.size)
             self.single.add(len(self.cases))
-        self.cases.append(Case(name, tokens, shared, best, seen.cached, seen.ttft, seen.detail, refused=seen.refused))
+        self.cases.append(
+            Case(name, tokens, shared, best, seen.cached, seen.ttft, seen.detail, refused=seen.refused, kind=seen.kind)
+        )
 
     def measured(self) -> tuple[Case, ...]:
         """Return the cases by the size of a block that was measured in the end: early ones were noted without it."""
@@ -132,7 +138,7 @@ class Bench:
     @property
     def size(self) -> int | None:
         """Tokens in which hits come: as measured, else as the page says."""
-        return self.step or self.block
+        return self.step or (self.smallest if self.once else self.block)
 
 
 def probe(run: Run, options: PrefixOptions) -> Result:
@@ -148,6 +154,8 @@ def probe(run: Run, options: PrefixOptions) -> Result:
             f"{run.server.url}: a prompt of {len(bench.base):,} tokens was not answered: {first.detail}", 3
         )
     _same(bench)
+    if _never(bench):
+        _longer(bench)
     for step in _STEPS if any(case.cached for case in bench.cases) else ():
         if run.over:
             break
@@ -160,6 +168,7 @@ def probe(run: Run, options: PrefixOptions) -> Result:
         block=bench.block,
         step=bench.step,
         smallest=bench.smallest,
+        once=bench.once,
         pool=bench.pool.usable if bench.pool else None,
         ranks=reading.ranks() if reading is not None else 1,
         enabled=None if reading is None or (on := reading.least("prefix_cache_enabled")) is None else bool(on),
@@ -203,6 +212,34 @@ def _same(bench: Bench) -> None:
             break
 
 
+def _never(bench: Bench) -> bool:
+    """Return whether the server tells what it found, and found nothing in all that was sent so far."""
+    again, reading = bench.cases[1:], bench.run.metrics()
+    if reading is not None and reading.least("prefix_cache_enabled") == 0:
+        return False
+    return bool(again) and all(case.cached == 0 for case in again) and not bench.run.over
+
+
+def _longer(bench: Bench) -> None:
+    """Begin again with a longer prompt: a common beginning that is shorter than a real block is never found.
+
+    Hybrid models and some backends enlarge the block beyond what the page says.
+    """
+    run, short = bench.run, len(bench.base)
+    room = longest(run.server.max_model_len, 3 * (bench.pool.usable - TAIL) if bench.pool else None)  # all of the pool
+    units = bench.prompts.units(min(LONGER, room))
+    if bench.options.length is not None or units <= short:
+        return
+    before = len(bench.cases)
+    bench.base = bench.prompts.fresh(units)
+    if bench.case("first time", bench.base, 0).refused or run.over:
+        del bench.cases[before:]
+        bench.base = bench.base[:short]
+        return
+    bench.cases[:before] = [replace(case, name=f"shorter prompt, {case.name}") for case in bench.cases[:before]]
+    _same(bench)
+
+
 def _ends(bench: Bench) -> None:
     whole = len(bench.base)
     tail = min(bench.prompts.units(TAIL), whole // 4)
@@ -234,6 +271,9 @@ def _granularity(bench: Bench) -> None:
             return
         low, high = (low, middle) if found else (middle, high)
     bench.smallest = high
+    if 2 * high > len(bench.base):
+        bench.once = True
+        return
     below, twice = _found(bench, 2 * high - 1), _found(bench, 2 * high)
     if (below, twice) == (2 * high - 1 if high == 1 else high, 2 * high):
         bench.step = high
@@ -248,7 +288,7 @@ def _found(bench: Bench, shared: int) -> int | None:
 def _edges(bench: Bench) -> None:
     """Repeat a prompt that is shorter than a block, and one that is exactly two blocks long."""
     size = bench.size
-    if size is None or not bench.prompts.vocabulary.exact:
+    if size is None or bench.once or not bench.prompts.vocabulary.exact:
         bench.skip("shorter than a block", "needs the block size and a server that takes token ids")
         return
     edges = [("exactly two blocks", 2 * size)]
@@ -312,8 +352,8 @@ def _pressure(bench: Bench) -> None:
     """Send other prompts until earlier ones are pushed out, and see which are still found, the youngest first."""
     pool, size = bench.pool, bench.size
     reading = bench.run.metrics()
-    if pool is None or size is None or reading is None:
-        bench.skip("after other prompts", "needs the size of the KV pool, from /metrics")
+    if pool is None or size is None or reading is None or bench.once:
+        bench.skip("after other prompts", "needs the true sizes of the KV pool and of its blocks")
         return
     if reading.ranks() > 1:
         bench.skip(

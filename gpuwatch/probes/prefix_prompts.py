@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from gpuwatch.probes.client import Prompt
+    from gpuwatch.probes.exchange import Prompt
     from gpuwatch.probes.vocabulary import Vocabulary
 
 Units: TypeAlias = "tuple[int | str, ...]"
@@ -71,13 +71,18 @@ def expected(shared: int, tokens: int, block: int | None) -> int | None:
     return None if block is None else min(shared, tokens - 1) // block * block
 
 
+def longest(limit: int | None, usable: int | None) -> int:
+    """Return the tokens of the longest common prompt: what the context takes, a third of the pool at most."""
+    return min(limit - 8 if limit else 1 << 30, usable // 3 if usable else 1 << 30)
+
+
 def base_length(block: int | None, limit: int | None, usable: int | None) -> int:
     """Return the tokens of the common prompt: 16.5 blocks, at least 1,024, a third of the pool at most.
 
     Half a block at the end lets a change of the last few tokens cost nothing but those.
     """
     size = block or TAIL
-    most = min(limit - 8 if limit else 1 << 30, usable // 3 if usable else 1 << 30)
+    most = longest(limit, usable)
     wanted = max(1024, 16 * size + size // 2)
     if wanted <= most:
         return wanted

@@ -11,7 +11,7 @@ from gpuwatch.engines.version import parse_version
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuwatch.probes.client import Ask, Reply
+    from gpuwatch.probes.exchange import Ask, Reply
     from gpuwatch.probes.meter import Reading
     from gpuwatch.probes.run import Run
 
@@ -36,7 +36,7 @@ class Seen:
         cached: Tokens that were found in the cache; None: not known, see `detail`.
         ttft: Median seconds to the first token.
         detail: Why something is not known, or what the server refused.
-        refused: Whether the server did not take the request.
+        refused: Whether no answer came; `kind` says what came instead (`Reply.kind`).
         ended: Whether the probe was over before an answer came.
         told: Whether the server itself said how many tokens were cached.
     """
@@ -48,6 +48,7 @@ class Seen:
     refused: bool = False
     ended: bool = False
     told: bool = False
+    kind: str = ""
 
 
 def send(run: Run, asks: Sequence[Ask], concurrency: int = 1, *, tells: bool = False) -> Seen:
@@ -66,7 +67,7 @@ def send(run: Run, asks: Sequence[Ask], concurrency: int = 1, *, tells: bool = F
         return Seen(ended=True)
     failed = next((reply for reply in replies if not reply.ok and not reply.token_times), None)
     if failed is not None:
-        return Seen(detail=failed.error, refused=True)
+        return Seen(detail=failed.error, refused=True, kind=failed.kind)
     tokens, ttft = _tokens(asks, replies), _median([_first_token(reply) for reply in replies])
     told = [reply.cached_tokens for reply in replies if reply.cached_tokens is not None]
     if len(told) == len(replies) or tells:

@@ -41,7 +41,8 @@ class Case:
         cached: Tokens that were found; None: not known, see `detail`.
         ttft: Seconds to the first token.
         detail: Why something is not known.
-        refused: The server did not take the request.
+        refused: No answer came.
+        kind: What came instead: refused, timeout, failed and so on (`Reply.kind`).
         tried: False where it was left out; `detail` says why.
     """
 
@@ -54,6 +55,7 @@ class Case:
     detail: str = ""
     refused: bool = False
     tried: bool = True
+    kind: str = ""
 
     @property
     def ratio(self) -> float | None:
@@ -66,14 +68,15 @@ class Measured:
     """Everything the probe knows. `block` and `enabled` as the page says, `step` and `smallest` as measured, in tokens.
 
     `step`: hits come in multiples of it; None where they do not, or where it was not measured. `smallest`: the shortest
-    common beginning that was found. `pool`: usable tokens of the KV pool. `exact`: whether shared tokens are exact.
-    `parting`: where two prompts of the user's own part.
+    common beginning that was found; `once`: the prompt did not hold two of them. `pool`: usable tokens of the KV pool.
+    `exact`: whether shared tokens are exact. `parting`: where two prompts of the user's own part.
     """
 
     cases: tuple[Case, ...]
     block: int | None = None
     step: int | None = None
     smallest: int | None = None
+    once: bool = False
     pool: int | None = None
     ranks: int = 1
     enabled: bool | None = None
@@ -98,7 +101,7 @@ class Measured:
     @property
     def size(self) -> int | None:
         """Tokens in which hits come, as measured, else as the page says."""
-        return self.step or self.block
+        return self.step or (self.smallest if self.once else self.block)
 
     @property
     def repeats(self) -> tuple[Case, ...]:
@@ -130,7 +133,7 @@ def conclude(run: Run, measured: Measured, stopped: str) -> Result:
         facts=facts,
         rows=tuple(_row(case, measured) for case in measured.cases),
         findings=_finding(run, measured) if answer == "never hits" else (),
-        conclusion=tuple(_conclusion(measured, answer)),
+        conclusion=(*_conclusion(measured, answer), *run.rate_limited()),
         advice=tuple(_advice(run, measured, answer)),
     )
 
@@ -154,7 +157,7 @@ def _outcome(case: Case, measured: Measured) -> str:
     if not case.tried:
         return "not tried"
     if case.refused:
-        return "refused"
+        return case.kind or "refused"
     if case.cached is None:
         return "unknown"
     if case.best is None:
@@ -234,6 +237,12 @@ def _steps(measured: Measured) -> Iterator[str]:
         said = "" if block is None else " as the page says" if block == step else f"; the page says {block:,}"
         what = "exact to the token" if step == 1 else f"in blocks of {step:,} tokens"
         yield f"Hits come {what}{said}; a beginning shorter than that is never found."
+    elif measured.smallest is not None and measured.once:
+        said = "" if block is None or block >= measured.smallest else f", although the page says blocks of {block:,}"
+        yield (
+            f"The shortest common beginning that is found has {measured.smallest:,} tokens{said}. Whether hits come in "
+            "multiples of it would take a longer prompt: --length."
+        )
     elif measured.smallest is not None:
         yield (
             f"The shortest common beginning that is found has {measured.smallest:,} tokens, and hits do not come in "
@@ -252,7 +261,7 @@ def _apart(measured: Measured) -> Iterator[str]:
             yield f"Each {what} has a cache of its own: the same prompt under another one finds nothing."
         elif apart and same:
             yield f"The {what} does not separate the cache: {apart:,} tokens were found under another one."
-    if (salted := measured.case("new salt")) is not None and salted.refused:
+    if (salted := measured.case("new salt")) is not None and salted.refused and salted.kind == "refused":
         yield "The server does not take cache_salt."
 
 
@@ -316,9 +325,11 @@ def _why_never(measured: Measured) -> tuple[str, float]:
     if measured.ranks > 1:
         text = f"{len(measured.repeats)} repetitions went to {measured.ranks} replicas, each with a cache of its own"
         return f"{text}, or the cache is off.", 0.5
+    longer = "blocks longer than the prompt" if tokens is None else f"blocks longer than the {tokens:,} tokens sent"
     text = (
         "the very same prompt, sent again at once, was computed again. Not ruled out: a router that adds something of "
-        "its own to each request, several replicas behind this address, a model for which the engine keeps no cache."
+        "its own to each request, several replicas behind this address, a model for which the engine keeps no cache, "
+        f"{longer} (hybrid models; the page may say a smaller block)."
     )
     return text, 0.6
 

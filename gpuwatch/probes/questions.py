@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.probes.client import ProbeError
 from gpuwatch.probes.limits import read_pool
+from gpuwatch.probes.refusal import Refused, refused
+from gpuwatch.probes.scoring import reasons, spoken
 from gpuwatch.probes.statistics import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from gpuwatch.probes.client import Reply
+    from gpuwatch.diagnosis.finding import Finding
+    from gpuwatch.probes.exchange import Reply
     from gpuwatch.probes.haystack import Question
     from gpuwatch.probes.limits import Pool
     from gpuwatch.probes.run import Run
@@ -30,6 +33,8 @@ SPARE = 0.03
 """Share of the longest request that is kept free: a text's tokens are known only once the server has counted them."""
 CALIBRATION = (8, 72)
 """Sentences of the two prompts that tell how many tokens a sentence has; fewer where the server takes less."""
+_UNSURE = 1.3
+"""Factor by which a text may be longer than its estimate."""
 _USUAL_WORDS = 11.5
 """Words of an average sentence of the filler, for servers that count nothing."""
 
@@ -43,12 +48,13 @@ def answer_tokens(digits: int) -> int:
 class Scale:
     """Tokens of a prompt with n sentences of filler: `fixed` + n · `per_sentence`, as the server counts them.
 
-    `counted` is False where the server counts nothing, and the usual tokens of English words are assumed.
+    `counted` is False where no counts were seen, and the usual tokens of English words are assumed; `why` says it.
     """
 
     per_sentence: float
     fixed: float
     counted: bool
+    why: str = ""
 
     def sentences(self, tokens: int) -> int:
         """Return the sentences of a prompt of about `tokens` tokens."""
@@ -71,13 +77,32 @@ def scale(run: Run, make: Callable[[int], str]) -> Scale:
     longest = longest if pool is None else min(longest, pool.usable)
     many = max(few + 4, min(many, math.floor(longest / 2 / usual)))
     replies = [run.ask(make(sentences), 1) for sentences in (few, many)]
+    while replies[0].ok and replies[1].kind == "refused" and many > few + 4:
+        many = max(few + 4, (few + many) // 2)
+        replies[1] = run.ask(make(many), 1)
     short, long = (reply.prompt_tokens for reply in replies)
     if short is not None and long is not None and long > short:
         per_sentence = (long - short) / (many - few)
         return Scale(per_sentence, max(0.0, short - few * per_sentence), counted=True)
-    if not any(reply.ok for reply in replies) and not run.over:
+    if not any(reply.answered for reply in replies) and not run.over:
         raise ProbeError(f"{run.server.url}: {replies[0].error or 'no answer'}", 3)
-    return Scale(usual, 60.0, counted=False)
+    return Scale(usual, 60.0, counted=False, why=_why_not(replies))
+
+
+def _why_not(replies: Sequence[Reply]) -> str:
+    """Return why the tokens of prompts are not known."""
+    estimates = "lengths are estimates from the number of words."
+    if any(reply.ran_on for reply in replies):
+        return f"The server ignores max_tokens, so the count at the end of an answer was not seen: {estimates}"
+    if all(reply.ok for reply in replies):
+        known = [reply.prompt_tokens for reply in replies if reply.prompt_tokens is not None]
+        if known:
+            return f"The server counts {known[0]:,} prompt tokens for a short and a longer prompt alike: {estimates}"
+        return f"The server counts no prompt tokens: {estimates}"
+    bad = next(reply for reply in replies if not reply.answered)
+    return (
+        f"One of the two prompts that tell how many tokens a sentence has was not answered ({bad.error}): {estimates}"
+    )
 
 
 def usable_lengths(
@@ -151,6 +176,8 @@ class Tally:
     tokens: list[int] = field(default_factory=list)
     ttft: list[float] = field(default_factory=list)
     error: str = ""
+    reasoned: int = 0
+    """Answers that begin with reasoning, and have no words after it."""
 
     @property
     def answered(self) -> int:
@@ -186,10 +213,11 @@ class Tally:
         if reply.ttft is not None:
             self.ttft.append(reply.ttft)
         ran_on = len(reply.token_times) > most  # the server ignores max_tokens; the answer is there
-        if not reply.ok and not ran_on:
+        if not reply.answered and not ran_on:
             self.failed[reply.kind] += 1
             self.error = reply.error
             return None
+        self.reasoned += reasons(reply.text) and not spoken(reply.text).strip()
         judged = outcome(reply.text)
         self.outcomes[judged] += 1
         return judged
@@ -229,6 +257,36 @@ def ask_planned(
             planned.take(planned.question, reply)
     run.report(done + len(plan), total, "questions")
     return not run.over
+
+
+def refusals(run: Run, by_length: Mapping[int, Sequence[Tally]], texts: Scale) -> tuple[Finding, ...]:
+    """Return the finding that a length which the server states is refused, nothing where none is.
+
+    Args:
+        run: The run.
+        by_length: What came of the questions of each length, in tokens.
+        texts: What lengths are worth; a length that is an estimate has to be well within what is stated.
+    """
+    stated, whole = run.server.max_model_len, None
+    for length, tallies in sorted(by_length.items()):
+        tokens = round(texts.tokens(texts.sentences(length)))
+        kinds = {kind for tally in tallies for kind in tally.failed}
+        if any(tally.answered for tally in tallies):
+            whole = tokens + ANSWER_TOKENS
+        elif kinds == {"refused"} and stated and (tokens + ANSWER_TOKENS) * (1 if texts.counted else _UNSURE) <= stated:
+            error = next(tally.error for tally in tallies if tally.error)
+            return (refused(run, Refused(tokens, ANSWER_TOKENS, error), whole),)
+    return ()
+
+
+def reasoning_sentence(tallies: Sequence[Tally]) -> tuple[str, ...]:
+    """Return a sentence about answers that end within their reasoning; none where there are none."""
+    cut = sum(tally.reasoned for tally in tallies)
+    if not cut:
+        return ()
+    asked = sum(tally.answered for tally in tallies)
+    text = f"{cut} of {asked} answers end within their reasoning (<think>) and hold no number after it"
+    return (f"{text}: this says nothing about what the model finds. Switch its reasoning off for this probe.",)
 
 
 def failures_sentence(tallies: Sequence[Tally]) -> str:

@@ -11,8 +11,8 @@ from gpuwatch.probes.client import ProbeError
 from gpuwatch.probes.limits import read_pool
 from gpuwatch.probes.ramp_verdict import advice, conclusion, expected, findings
 from gpuwatch.probes.result import Result
-from gpuwatch.probes.truncation import Short
-from gpuwatch.probes.wave import DANGEROUS, MOST_HELD, wave
+from gpuwatch.probes.truncation import Short, fate
+from gpuwatch.probes.wave import DANGEROUS, MOST_HELD, counted_alone, wave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +30,8 @@ UNKNOWN_LIMIT = 131_072
 RESERVE_BYTES = 256 << 20
 """GPU memory that is to stay free; less is taken for the edge."""
 _MOST_POINTS = 64
+_READ = ("ok", "sequences", "queued", "preempted")
+"""Waves of which every request was answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,11 @@ class Search:
 
 @dataclass(slots=True)
 class Ramp:
-    """The whole probe: a search at each concurrency."""
+    """The whole probe: a search at each concurrency.
+
+    `whole` is the longest prompt of which all tokens were counted, `counts` whether the server counts prompt tokens
+    (None: not known yet).
+    """
 
     run: Run
     options: RampOptions
@@ -101,6 +107,8 @@ class Ramp:
     gpu_before: float | None
     stopped: str = ""
     waves: int = 0
+    whole: int = 0
+    counts: bool | None = None
 
     def search(self) -> list[Search]:
         """Search at each concurrency until something forbids to go on."""
@@ -182,6 +190,7 @@ class Ramp:
             output = self.options.output
             room = self.room(search.concurrency)
             points.append(wave(self.run, length, search.concurrency, output, room=room, pool=self.pool, name=name))
+            points[-1] = self._read_whole(points[-1], length, name)
             if points[-1].outcome not in ("ok", "sequences"):
                 break
         point = points[-1]
@@ -192,6 +201,25 @@ class Ramp:
             point = replace(point, outcome="sequences", detail=f"no more than {point.running:.0f} ever ran")
         search.points.append(point)
         return point
+
+    def _read_whole(self, point: Point, length: int, name: str) -> Point:
+        """Return a wave that was accepted with what the server counts of its prompts, where it did not say it yet."""
+        if point.counted_tokens is not None:
+            self.counts = True
+            self.whole = max(self.whole, length if point.outcome in _READ else 0)
+            return point
+        if point.ran_on or point.outcome not in _READ or length <= self.whole or self.counts is False or self.run.over:
+            return point
+        alone = counted_alone(self.run, length, name)
+        if not alone.ok:
+            return point
+        self.counts = alone.prompt_tokens is not None
+        if fate(alone, length, exact=self.run.vocabulary.exact) == "cut":
+            detail = f"sent {length:,} tokens, the server counts {alone.prompt_tokens:,}"
+            return replace(point, outcome="cut", detail=detail, counted_tokens=alone.prompt_tokens)
+        if self.counts:
+            self.whole = length
+        return replace(point, counted_tokens=alone.prompt_tokens)
 
     def expected_waves(self) -> int:
         """Return about how many waves there will be, for the progress."""

@@ -71,7 +71,22 @@ def conclusion(ramp: Ramp, searches: Sequence[Search]) -> Iterator[str]:
         )
     if not ramp.run.server.has_metrics:
         yield "Without a metrics page preemptions cannot be seen: the true limit may be lower."
+    yield from _seen(ramp, [point for search in searches for point in search.points])
     yield from _speed(searches)
+
+
+def _seen(ramp: Ramp, points: Sequence[Point]) -> Iterator[str]:
+    """Say what could not be seen or measured, and why."""
+    if any(point.ran_on for point in points):
+        yield (
+            "The server ignores max_tokens: its answers were cut off after what was asked for, and its counts, which "
+            "come at the end, were not seen."
+        )
+    elif ramp.counts is False:
+        yield "The server counts no prompt tokens: whether it read every prompt whole cannot be seen."
+    yield from ramp.run.rate_limited()
+    if any(point.limited for point in points):
+        yield "Waves in which requests were sent back have no prefill and output rates: their seconds hold the pauses."
 
 
 def _too_few(search: Search, most: Point) -> Iterator[str]:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpuwatch.probes import vocabulary
-from gpuwatch.probes.client import Ask, Reply
+from gpuwatch.probes.exchange import Ask, Reply
 from gpuwatch.probes.meter import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpuwatch.probes.client import Client, Prompt, Server
+    from gpuwatch.probes.client import Client, Server
+    from gpuwatch.probes.exchange import Prompt
     from gpuwatch.probes.meter import Reading
     from gpuwatch.probes.vocabulary import Vocabulary
 
@@ -50,6 +51,7 @@ class Run:
         report: Called with (done, of, words) as the probe goes on.
         gpu_memory: Returns used and total bytes of each GPU by its name; empty where none is seen.
         gone: Set when a request found nobody at the address any more.
+        sent_back: How often a rate limit sent a request back, which was then sent again.
     """
 
     client: Client
@@ -63,7 +65,9 @@ class Run:
     started: float = field(default_factory=time.time)
     cancelled: threading.Event = field(default_factory=threading.Event)
     gone: threading.Event = field(default_factory=threading.Event)
+    sent_back: int = 0
     _meter: Meter | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def begin(
@@ -127,9 +131,19 @@ class Run:
             return Reply(ok=False, error=self.over, kind="cancelled", started=now, ended=now)
         stop_at = min(ask.stop_at, self.deadline, now + self.request_seconds)
         reply = self.client.complete(replace(ask, stop_at=stop_at))
+        if reply.pauses:
+            with self._lock:
+                self.sent_back += reply.pauses
         if reply.kind == "lost" and not self._alive():
             self.gone.set()
         return reply
+
+    def rate_limited(self) -> tuple[str, ...]:
+        """Return a sentence about requests that a rate limit sent back; none where there were none."""
+        if not self.sent_back:
+            return ()
+        what = "A request was" if self.sent_back == 1 else f"{self.sent_back:,} requests were"
+        return (f"{what} sent back by a rate limit (HTTP 429 or 503) and sent again after the pause that it wants.",)
 
     def metrics(self) -> Reading | None:
         """Read the engine's metrics page now; None where there is none, or where it did not answer."""

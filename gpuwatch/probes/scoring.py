@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -43,12 +44,37 @@ def _readings(largest: int) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(f"{way}(?![0-9])") for way in ways)
 
 
+def spoken(answer: str) -> str:
+    """Return an answer without the reasoning before it, which stands between ``<think>`` and ``</think>``.
+
+    Nothing is left of an answer that ends within its reasoning.
+    """
+    _, ended, rest = answer.rpartition("</think>")
+    if ended:
+        return rest
+    return "" if reasons(answer) else answer
+
+
+def reasons(answer: str) -> bool:
+    """Return whether an answer begins with reasoning."""
+    return answer.lstrip().startswith("<think>")
+
+
+def _ascii(answer: str) -> str:
+    """Return an answer with its decimal digits of any script, such as full-width ones, as ASCII digits."""
+    if answer.isascii():
+        return answer
+    return "".join(str(unicodedata.decimal(letter)) if letter.isdecimal() else letter for letter in answer)
+
+
 def first_number(answer: str, digits: int) -> str:
     """Return the first number of `answer` without separators, or an empty text where there is none.
 
     Where digits can be read as a number in several ways, the one with `digits` digits counts. Numbers with less than
-    half of them are passed over: they count a list or name a date.
+    half of them are passed over: they count a list or name a date. What stands within ``<think>`` and ``</think>`` is
+    no answer.
     """
+    answer = _ascii(spoken(answer))
     readings, place = _readings(min(LARGEST_GROUP, digits - 1)), 0
     while (start := _DIGIT.search(answer, place)) is not None:
         found = [match for way in readings if (match := way.match(answer, start.start())) is not None]

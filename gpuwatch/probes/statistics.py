@@ -83,3 +83,14 @@ def mcnemar(only_first: int, only_second: int) -> float:
     trials = only_first + only_second
     tail = sum(math.comb(trials, k) for k in range(min(only_first, only_second) + 1))
     return min(1.0, 2 * tail / (1 << trials))
+
+
+def by_a_coin(hits: int, trials: int) -> float:
+    """Return the chance that at least `hits` of `trials` answers are right where each is right by the toss of a coin.
+
+    Raises:
+        ValueError: `hits` is not between 0 and `trials`.
+    """
+    if not 0 <= hits <= trials:
+        raise ValueError(f"{hits} hits of {trials} trials")
+    return sum(math.comb(trials, k) for k in range(hits, trials + 1)) / (1 << trials)

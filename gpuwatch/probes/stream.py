@@ -44,6 +44,7 @@ class Events:
         usage: The newest ``usage`` object of the server, empty where it sent none.
         error: What the server reported instead of going on, or what is wrong with the stream; empty: nothing.
         finished: Whether the last event came.
+        ran_on: Whether more came than was asked for; the reader says so.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -51,6 +52,7 @@ class Events:
     usage: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     finished: bool = False
+    ran_on: bool = False
     _rest: bytes = b""
     _reason: str = ""
 

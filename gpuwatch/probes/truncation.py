@@ -10,11 +10,13 @@ from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuwatch.probes.client import Reply
+    from gpuwatch.probes.client import Server
+    from gpuwatch.probes.exchange import Reply
     from gpuwatch.probes.run import Run
 
 TEXT_TOLERANCE = 0.1
 """Share by which text prompts may be off from what their words should cost; random sentences vary less."""
+_FLAGS = {"vllm": "--max-model-len", "sglang": "--context-length"}
 Fate: TypeAlias = Literal["whole", "cut", "ignored", "not counted"]
 """All tokens were counted; fewer than were sent; not one token was generated; the server counts nothing."""
 
@@ -49,7 +51,7 @@ def finding(run: Run, short: Sequence[Short], whole: int | None, output: int) ->
     """
     if not short:
         return ()
-    worst, exact, stated = short[-1], run.vocabulary.exact, run.server.max_model_len
+    worst, exact = short[-1], run.vocabulary.exact
     where = f"{run.server.url}/v1/completions"
     how = (
         "it is accepted and ends without one token"
@@ -68,7 +70,6 @@ def finding(run: Run, short: Sequence[Short], whole: int | None, output: int) ->
     ]
     if whole is not None:
         evidence.append(Evidence(f"a prompt of {whole:,} tokens is counted whole", where))
-    flag = {"vllm": "--max-model-len", "sglang": "--context-length"}.get(run.server.engine, "")
     return (
         Finding(
             id="silent_truncation",
@@ -77,19 +78,40 @@ def finding(run: Run, short: Sequence[Short], whole: int | None, output: int) ->
             cause=f"A prompt of {worst.sent:,} tokens gets no error: {how}.",
             confidence=0.95 if exact else 0.85,
             evidence=tuple(evidence),
-            advice=(
-                Advice(
-                    "accept the length that is sent",
-                    flag,
-                    None if stated is None else str(stated),
-                    str(worst.sent + output),
-                ),
-                Advice(
-                    "or have longer prompts refused: without --allow-auto-truncate"
-                    if run.server.engine == "sglang"
-                    else "or shorten prompts, and compare usage.prompt_tokens with what was sent"
-                ),
-            ),
+            advice=changes(run.server, min(short, key=lambda each: each.sent), output),
             since=int(run.started * 1000),
         ),
     )
+
+
+def changes(server: Server, worst: Short, output: int) -> tuple[Advice, ...]:
+    """Return what to change where `worst` was not read whole; an answer has `output` tokens.
+
+    A limit that is stated, and that the request is within, is not what cut the prompt.
+    """
+    needs, stated = worst.sent + output, server.max_model_len
+    flag = _FLAGS.get(server.engine)
+    compare = Advice("or shorten prompts, and compare usage.prompt_tokens with what was sent")
+    if flag is None:
+        window = Advice(
+            "have the server run with a context that holds what is sent (Ollama: num_ctx of the model or of the "
+            "request, or OLLAMA_CONTEXT_LENGTH; llama.cpp: --ctx-size)",
+            "num_ctx",
+            None,
+            str(needs),
+        )
+        return (window, compare)
+    if stated is None or stated < needs:
+        longer = Advice("accept the length that is sent", flag, None if stated is None else str(stated), str(needs))
+        refuse = Advice("or have longer prompts refused: without --allow-auto-truncate")
+        return (longer, refuse if server.engine == "sglang" else compare)
+    within = f"the stated {stated:,} tokens hold the {needs:,} of this request, so {flag} is not what is short"
+    if worst.fate == "ignored":
+        return (
+            Advice(f"{within}: look in the engine's log, and at what stands in front of it, for why nothing comes"),
+            compare,
+        )
+    where = "truncate_prompt_tokens in the requests or in what stands in front of the engine"
+    if server.engine == "sglang":
+        where = "a proxy that shortens prompts, or --allow-auto-truncate with a KV pool smaller than the context"
+    return (Advice(f"{within}: look for {where}"), compare)

@@ -7,10 +7,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwatch.probes.client import Ask
+from gpuwatch.probes.exchange import Ask
 
 if TYPE_CHECKING:
-    from gpuwatch.probes.client import Client, Prompt
+    from gpuwatch.probes.client import Client
+    from gpuwatch.probes.exchange import Prompt
 
 _SUBJECTS = (
     "the baker", "a teacher", "the old captain", "my neighbour", "the gardener", "a young painter", "the mayor",

@@ -16,7 +16,7 @@ from gpuwatch.probes.truncation import fate
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gpuwatch.probes.client import Reply
+    from gpuwatch.probes.exchange import Reply
     from gpuwatch.probes.limits import Pool
     from gpuwatch.probes.meter import Reading
     from gpuwatch.probes.result import Value
@@ -54,7 +54,8 @@ class Point:
     """What one wave measured. None: not measured or not told. Times in seconds, rates in tokens per second.
 
     `held_tokens` are prompt and generated tokens of the longest request, `counted_tokens` the least prompt tokens that
-    the server counted of a request.
+    the server counted of a request. `limited` is how often a rate limit made requests wait: such a wave has no rates,
+    because the waiting is in its seconds. `ran_on`: the server ignores max_tokens.
     """
 
     concurrency: int
@@ -74,6 +75,8 @@ class Point:
     gpu_size: float | None = None
     cached_tokens: int | None = None
     counted_tokens: int | None = None
+    limited: int = 0
+    ran_on: bool = False
 
     @property
     def broken(self) -> bool:
@@ -221,6 +224,14 @@ def wave(run: Run, tokens: int, concurrency: int, output: int, *, room: int, poo
     return judge(replies, tokens, peaks, preempted=preempted, pool=pool, over=run.over, exact=run.vocabulary.exact)
 
 
+def counted_alone(run: Run, tokens: int, name: str) -> Reply:
+    """Send the first prompt of a wave once more, alone and to its end: only then does the server say what it counts.
+
+    A stream that is closed when all requests were held together ends before the usage comes.
+    """
+    return run.ask(run.vocabulary.prompt(tokens, f"{name}/0"), 1, ignore_eos=True)
+
+
 def judge(
     replies: Sequence[Reply],
     tokens: int,
@@ -233,16 +244,19 @@ def judge(
 ) -> Point:
     """Return what the replies of one wave say together; `exact`: prompts had `tokens` tokens, not about so many."""
     outcome, detail = _outcome(replies, tokens, peaks, preempted, pool, over=over, exact=exact)
-    good = [reply for reply in replies if reply.ok and reply.first_token is not None]
+    good = [reply for reply in replies if reply.answered and reply.first_token is not None]
     ttfts = [reply.ttft for reply in good if reply.ttft is not None]
     started = min((reply.started for reply in good), default=0.0)
     first_tokens = max((reply.first_token for reply in good if reply.first_token is not None), default=0.0) - started
     counted = [reply.prompt_tokens for reply in good if reply.prompt_tokens is not None]
     length = round(median(counted)) if counted and outcome not in ("cut", "ignored") else tokens
     rates = [rate for reply in good if (rate := reply.decode_rate) is not None]
+    limited = sum(reply.pauses for reply in replies)
+    if limited and not detail:
+        detail = f"{limited} sent back by a rate limit: no rates"
     seconds = max((reply.ended for reply in good), default=started) - started
     fullest = max(peaks.gpu_memory.values(), default=None)
-    undisturbed = len(good) == len(replies) and outcome == "ok"
+    undisturbed = len(good) == len(replies) and outcome == "ok" and not limited
     return Point(
         concurrency=len(replies),
         prompt_tokens=length,
@@ -252,7 +266,7 @@ def judge(
         ttft_most=max(ttfts, default=None),
         prefill_rate=length * len(good) / first_tokens if undisturbed and first_tokens > 0 else None,
         decode_rate=median(rates) if rates else None,
-        output_rate=sum(reply.generated for reply in good) / seconds if good and seconds > 0 else None,
+        output_rate=sum(reply.generated for reply in good) / seconds if good and seconds > 0 and not limited else None,
         kv_usage=peaks.kv_usage,
         running=peaks.running,
         preemptions=preempted,
@@ -263,6 +277,8 @@ def judge(
         gpu_size=fullest[1] if fullest else None,
         cached_tokens=max((reply.cached_tokens for reply in good if reply.cached_tokens is not None), default=None),
         counted_tokens=min(counted, default=None),
+        limited=limited,
+        ran_on=any(reply.ran_on for reply in replies),
     )
 
 
@@ -277,11 +293,11 @@ def _outcome(
     exact: bool,
 ) -> tuple[Outcome, str]:
     for kind in ("lost", "failed", "refused", "timeout", "limited"):
-        bad = [reply for reply in replies if reply.kind == kind]
+        bad = [reply for reply in replies if reply.kind == kind and not reply.ran_on]
         if bad and not (over and kind == "timeout"):
             share = "" if len(replies) == 1 else f"{len(bad)} of {len(replies)}: "
             return kind, share + bad[0].error
-    if over or any(not reply.ok for reply in replies):
+    if over or any(not reply.answered for reply in replies):
         return "stopped", over or "not all requests were sent"
     return _unread(replies, tokens, exact=exact) or _held(replies, tokens, peaks, preempted, pool)
 

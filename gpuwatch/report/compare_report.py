@@ -30,6 +30,7 @@ METHOD = (
 )
 LEADING = ("generated tokens", "time to first token p95", "time between tokens p95", "preemptions")
 """The figures that the first sentence names."""
+_SHOWN = ("better", "worse", "differs")
 
 
 def names_of(runs: Sequence[RunData]) -> list[str]:
@@ -162,7 +163,7 @@ def not_compared(pairs: Sequence[Versus]) -> str:
 
 
 def _judged(pair: Versus) -> bool:
-    return any(row.verdict in ("better", "worse", "no difference shown") for row in _leading(pair))
+    return any(row.verdict in (*_SHOWN, "no difference shown") for row in _leading(pair))
 
 
 def _leading(pair: Versus) -> list[Row]:
@@ -176,8 +177,8 @@ def _leading(pair: Versus) -> list[Row]:
         row, mean = by_name.get(name), by_name.get(name.replace(" p95", " mean"))
         row = mean if row is not None and row.verdict == "n/a" and mean is not None else row
         found += [row] if row is not None else []
-    if not any(row.verdict in ("better", "worse") for row in found):
-        found += [row for row in pair.rows if row.verdict in ("better", "worse") and row not in found]
+    if not any(row.verdict in _SHOWN for row in found):
+        found += [row for row in pair.rows if row.verdict in _SHOWN and row not in found]
     return found
 
 
@@ -186,9 +187,16 @@ def _verdict(first: str, second: str, pair: Versus) -> list[Block]:
     better = [row for row in leading if row.verdict == "better"]
     worse = [row for row in leading if row.verdict == "worse"]
     alike = [row for row in leading if row.verdict == "no difference shown"]
-    short = [row for row in leading if row.verdict == "too short to say"]
-    words = ", ".join(f"{row.name} {_difference(row)}" for row in (*better, *worse))
-    if better and not worse:
+    short = [row for row in leading if row.verdict == "too short to say" and _unlike(row)]
+    differs = [row for row in leading if row.verdict == "differs"]
+    words = ", ".join(f"{row.name} {_difference(row)}" for row in (*better, *worse, *differs))
+    if differs:
+        text = (
+            f"Which of {first} and {second} is better cannot be said: their loads differ, and they have no concurrency "
+            f"in common. {second} against {first}: {words}."
+        )
+        tone = "warning"
+    elif better and not worse:
         text, tone = f"{second} is better than {first}: {words}.", "good"
     elif worse and not better:
         text, tone = f"{second} is worse than {first}: {words}.", "critical"
@@ -200,13 +208,18 @@ def _verdict(first: str, second: str, pair: Versus) -> list[Block]:
         tone = "warning" if short else "info"
     else:
         text, tone = f"{second} cannot be compared with {first}: too little work in at least one of them.", "warning"
-    if short and (better or worse or alike):
+    if short and (better or worse or alike or differs):
         unsure = ", ".join(f"{row.name} {_difference(row)}" for row in short)
         text += f" Too short to say whether this is more than chance: {unsure}."
     found: list[Block] = [Text(text, tone)]
-    if pair.cautions and (better or worse):
+    if pair.cautions and (better or worse or differs):
         found.append(Text(f"With care: {pair.cautions[0]}", "warning"))
     return found
+
+
+def _unlike(row: Row) -> bool:
+    """Return whether there is a difference that could be chance."""
+    return row.comparison is not None and row.comparison.difference != 0
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -2,7 +2,9 @@
 
 A run is cut into windows, and neighbouring windows resemble each other. The standard error of a figure is therefore
 that of a circular moving-block bootstrap (Politis and Romano 1992): blocks of neighbouring windows are drawn, as long
-as the autocorrelation lasts. As degrees of freedom count the blocks that fit into the run, less one.
+as the autocorrelation lasts. As degrees of freedom count the blocks that fit into the run, less one. Where few of them
+fit, shorter blocks are drawn, and the variance is raised by as much as they are shorter: it grows at most so fast with
+the length of a block, so the interval is rather too wide.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 DRAWS = 1000
 SEED = 20240229
-FEWEST_BLOCKS = 5
+ENOUGH_BLOCKS = 5
+"""Blocks that are drawn at least; where fewer independent ones fit into the run, they are shorter."""
+FEWEST_BLOCKS = 2.5
 """A run with fewer independent blocks of windows than this says nothing about its own spread."""
 SURE_DRAWS = 0.975
 """A figure is infinite for sure where so many draws are."""
@@ -102,7 +106,9 @@ def estimate(
     blocks = count / length
     if blocks < FEWEST_BLOCKS:
         return Estimate(value, None, 0.0)
-    number = math.ceil(blocks)
+    wanted, length = length, min(length, max(1, count // ENOUGH_BLOCKS))
+    drawn_blocks = count / length
+    number = math.ceil(drawn_blocks)
     generator = np.random.default_rng(SEED)
     starts = generator.integers(0, count, size=(DRAWS, number))
     wrapped = np.concatenate([np.zeros((1, columns.shape[1])), np.cumsum(np.concatenate([columns, columns]), axis=0)])
@@ -115,7 +121,7 @@ def estimate(
     if len(drawn) < DRAWS * 0.9:
         return Estimate(value, None, 0.0)
     # A bootstrap of few blocks is too narrow by the factor of a variance that divides by n.
-    error = float(drawn.std()) * math.sqrt(blocks / (blocks - 1))
+    error = float(drawn.std()) * math.sqrt(drawn_blocks / (drawn_blocks - 1) * wanted / length)
     return Estimate(value, error, blocks - 1)
 
 

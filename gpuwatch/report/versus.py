@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Columns: TypeAlias = "Callable[[Sequence[Window]], NDArray[np.float64] | None]"
 Verdict: TypeAlias = Literal["better", "worse", "differs", "no difference shown", "too short to say", "n/a"]
 
+_SIDES = ("better", "worse")
 SURE = 0.05
 """A difference counts when its chance without any cause, raised for the number of figures, is below this."""
 LOAD_DIFFERS = 0.1
@@ -77,7 +78,7 @@ class LevelRows:
 
 @dataclass(frozen=True, slots=True)
 class Versus:
-    """A run against the first one."""
+    """A run against the first one. `apart`: the loads differ and have no concurrency in common, so none is better."""
 
     first: RunData
     second: RunData
@@ -85,6 +86,7 @@ class Versus:
     levels: tuple[LevelRows, ...]
     load: tuple[Row, ...]
     cautions: tuple[str, ...]
+    apart: bool = False
 
 
 def versus(first: RunData, second: RunData) -> Versus:
@@ -92,16 +94,14 @@ def versus(first: RunData, second: RunData) -> Versus:
     ours, theirs = busy(first), busy(second)
     load = tuple(_row(measure, ours, theirs) for measure in LOAD)
     rows = [_row(measure, ours, theirs) for measure in MEASURES]
-    if _other_loads(load):
+    other_loads = bool(_other_loads(load))
+    if other_loads:
         rows = [_with_scatter(row) for row in rows]
-    return Versus(
-        first,
-        second,
-        _judged(rows),
-        _by_level(ours, theirs),
-        load,
-        _cautions(ours, theirs, load),
-    )
+    judged, at_level = _judged(rows), _by_level(ours, theirs)
+    apart = other_loads and not at_level
+    if apart:
+        judged = tuple(replace(row, verdict="differs") if row.verdict in _SIDES else row for row in judged)
+    return Versus(first, second, judged, at_level, load, _cautions(first, second, ours, theirs, load), apart)
 
 
 def busy(run: RunData) -> tuple[Window, ...]:
@@ -231,7 +231,15 @@ def _with_scatter(row: Row) -> Row:
     return replace(row, comparison=replace(known, low=None, high=None, p=None))
 
 
-def _cautions(ours: Sequence[Window], theirs: Sequence[Window], load: Sequence[Row]) -> tuple[str, ...]:
+def _same_recording(first: RunData, second: RunData) -> bool:
+    """Return whether both runs are one: the same machine, the same milliseconds, the same ticks."""
+    about = [(run.host, run.started, run.ended, run.ticks, run.engines) for run in (first, second)]
+    return about[0] == about[1]
+
+
+def _cautions(
+    first: RunData, second: RunData, ours: Sequence[Window], theirs: Sequence[Window], load: Sequence[Row]
+) -> tuple[str, ...]:
     if not ours or not theirs:
         return ("In at least one run no engine had work: there is nothing to compare.",)
     found = [
@@ -239,6 +247,8 @@ def _cautions(ours: Sequence[Window], theirs: Sequence[Window], load: Sequence[R
         "loads; compare at equal concurrency, or repeat with the same load."
         for name, one, other in _other_loads(load)
     ]
+    if _same_recording(first, second):
+        found.append("Both are the same recording: it is compared with itself.")
     by_name = {row.name: row for row in load}
     waiting = [value_of(by_name["requests waiting"], which) for which in (0, 1)]
     if all(value is not None and value < 0.5 for value in waiting):

@@ -147,6 +147,24 @@ def test_the_recognised_lines_of_a_log_and_its_facts_are_in_it(log, tmp_path):
     assert "worker_died" in members["findings.md"]
 
 
+def test_system_prompts_and_keys_of_a_launch_are_in_no_part_and_a_cause_ends_with_the_error(tmp_path):
+    path = tmp_path / "server.log"
+    head = "INFO 11-30 11:00:0"
+    path.write_text(
+        f"{head}1 [utils.py:233] non-default args: {{'model': 'm', 'hf_overrides': {{'auth': 'INNERSECRET'}}}}\n"
+        f'{head}2 [api_server.py:9] vllm serve m --chat-template "You are SYSTEMSECRET prompt"\n'
+        "ERROR 11-30 11:00:06 [core.py:700] RuntimeError: CUDA error: an illegal memory access was encountered "
+        "AWS_SECRET_ACCESS_KEY=awsSECRET1234\n"
+    )
+    out = tmp_path / "b.tar.gz"
+    assert main(["bundle", str(path), "-o", str(out), "--quiet"]) == 0
+    members = unpack(out)
+    for secret in ("INNERSECRET", "SYSTEMSECRET", "awsSECRET"):
+        assert not [name for name, text in members.items() if secret in text]
+    (found,) = json.loads(members["findings.json"])["findings"]
+    assert "an illegal memory access was encountered." in found["cause"]
+
+
 def test_what_cannot_be_read_is_named_and_the_rest_is_packed(log, tmp_path, capsys):
     out = tmp_path / "incident.tar.gz"
     assert main(["bundle", str(tmp_path / "gone.log"), str(log), "-o", str(out), "--json"]) == 0

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwatch.model import SourceError
-from gpuwatch.probes.client import Ask, Client, ProbeError, Reply
+from gpuwatch.probes.client import Client, ProbeError
+from gpuwatch.probes.exchange import Ask, Reply
 from gpuwatch.probes.stream import LONGEST_LINE, Events, error_text, one_line
 from gpuwatch.probes.vocabulary import Vocabulary, filler, find
 from tests.unit.probes.engine import Engine, serving
@@ -348,7 +349,7 @@ def test_a_key_is_asked_for_and_sent(client, monkeypatch):
     ("url", "more", "words"),
     [
         ("ftp://host", {}, "allowed: http://HOST:PORT"),
-        ("http://user:pw@host", {}, "no user or password"),
+        ("http://user:pw@host", {}, "no user or password in the address; use --token-env"),
         ("http://host", {"token_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE is not set"),
     ],
 )

@@ -74,6 +74,50 @@ def test_prompts_that_are_cut_or_ignored_without_an_error_are_found(mishap):
     assert set(outcomes(result).values()) == {"whole", "cut" if mishap == "half" else "ignored"}
 
 
+def changes(result):
+    (finding,) = [finding for finding in result.findings if finding.id == "silent_truncation"]
+    return [(each.flag, each.current, each.proposed) for each in finding.advice], finding.advice[0].text
+
+
+@pytest.mark.parametrize(("mishap", "look"), [("half", "truncate_prompt_tokens"), ("nothing", "engine's log")])
+def test_a_stated_limit_that_holds_the_request_is_not_named_as_what_cut_it(mishap, look):
+    flags, text = changes(probed(Engine(mishap=lambda tokens, number: mishap if tokens > 3000 else None)))
+    assert flags == [("", None, None)] * 2
+    assert "the stated 4,096 tokens hold the 4,096 of this request" in text  # 4,088 and 8 to answer
+    assert look in text
+
+
+def test_a_cut_beyond_the_stated_limit_only_asks_for_a_longer_limit():
+    flags, _ = changes(probed(Engine(mishap=lambda tokens, number: "half" if tokens > 4096 else None)))
+    assert flags[0] == ("--max-model-len", "4096", str(4096 + BEYOND + OUTPUT))
+
+
+def test_a_cut_by_a_server_that_states_no_limit_names_the_context_that_it_runs_with():
+    def mishap(tokens, number):
+        return "half" if tokens > 4096 else None
+
+    engine = Engine(owner="library", metrics=False, limit=None, takes_ids=False, blocks=4000, mishap=mishap)
+    flags, text = changes(probed(engine))
+    assert flags[0] == ("num_ctx", None, str(8192 + OUTPUT))  # of 2,048, 8,192 and 32,768 the first that is cut
+    assert "OLLAMA_CONTEXT_LENGTH" in text
+
+
+def test_a_server_that_ignores_max_tokens_accepts_without_a_count():
+    result = probed(Engine(mishap=lambda tokens, number: "endless"))
+    assert outcomes(result)["full length"] == "not counted"
+    assert "max_tokens is ignored" in " ".join(result.conclusion)
+    assert not result.findings
+
+
+def test_a_rate_limit_that_passes_is_said():
+    engine = Engine()
+    with running(engine) as run:
+        engine.limited = 2
+        result = context.probe(run, ContextOptions())
+    assert result.complete
+    assert "2 requests were sent back by a rate limit" in " ".join(result.conclusion)
+
+
 def test_text_prompts_show_a_cut_too():
     engine = Engine(takes_ids=False, mishap=lambda tokens, number: "half" if tokens > 3000 else None)
     result = probed(engine)

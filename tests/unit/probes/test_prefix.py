@@ -94,6 +94,61 @@ def test_hits_that_come_in_larger_steps_than_the_page_says_are_measured():
     assert not any("Less than whole blocks" in sentence for sentence in result.conclusion)
 
 
+@pytest.mark.parametrize("real", [2096, 4096])
+def test_blocks_longer_than_the_first_prompt_are_found_with_a_longer_one(real):
+    cache = PrefixCache(block=real, says=16, blocks=4000)
+    with running(Scripted(cache=cache, limit=32_768)) as run:
+        result = prefix.probe(run, QUICK)
+    found = table(result)
+    assert (found["shorter prompt, same prompt"], found["shorter prompt, first time"]) == (0, 0)
+    # 8,200 tokens hold 3 blocks of 2,096 and 2 of 4,096.
+    assert found["same prompt"] == {2096: 6288, 4096: 8192}[real]
+    assert result.fact("verdict") == "works"
+    assert (result.fact("block_size_page"), result.fact("block_size_measured")) == (16, real)
+    assert f"in blocks of {real:,} tokens; the page says 16" in " ".join(result.conclusion)
+    assert not result.findings
+
+
+def test_a_block_of_which_the_context_holds_only_one_is_not_called_the_size_of_all_hits():
+    cache = PrefixCache(block=4096, says=16, blocks=4000)
+    with running(Scripted(cache=cache, limit=6000)) as run:
+        result = prefix.probe(run, QUICK)
+    assert (result.fact("shortest_hit"), result.fact("block_size_measured")) == (4096, None)
+    assert "would take a longer prompt" in " ".join(result.conclusion)
+
+
+def test_the_longer_prompt_may_take_the_whole_pool_that_the_page_states():
+    # The page says 199 usable blocks of 16: 3,184 tokens, a third of which is 1,061.
+    cache = PrefixCache(block=2096, says=16, blocks=200)
+    with running(Scripted(cache=cache, limit=32_768)) as run:
+        result = prefix.probe(run, QUICK)
+    assert table(result)["same prompt"] == 2096
+    assert result.fact("verdict") == "works"
+
+
+def test_blocks_longer_than_the_context_are_not_ruled_out():
+    cache = PrefixCache(block=4096, says=16, blocks=4000)
+    with running(Scripted(cache=cache, limit=3000)) as run:
+        result = prefix.probe(run, QUICK)
+    assert result.fact("verdict") == "never hits"
+    assert "blocks longer than the 2,992 tokens sent" in result.findings[0].cause  # the context but for 8 tokens
+
+
+def test_an_answer_that_does_not_come_is_called_what_it_is():
+    late = []
+
+    def fails(prompt):
+        late.append(prompt)
+        return 500 if len(late) > 4 else None
+
+    script = Scripted(cache=PrefixCache())
+    with running(script) as run:
+        script.fails = fails
+        result = prefix.probe(run, QUICK)
+    assert {"failed"} == {row["outcome"] for row in result.rows if "HTTP 500" in row["detail"]}
+    assert not any("does not take cache_salt" in sentence for sentence in result.conclusion)
+
+
 def test_a_prompt_is_pushed_out_by_about_a_pool_of_others():
     cache = PrefixCache(block=16, blocks=400)  # 399 usable blocks: 6,384 tokens
     with running(Scripted(cache=cache)) as run:

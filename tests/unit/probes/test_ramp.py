@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from gpuwatch.probes import ramp
-from gpuwatch.probes.client import Client, ProbeError, Reply, Server
+from gpuwatch.probes.client import Client, ProbeError, Server
+from gpuwatch.probes.exchange import Reply
 from gpuwatch.probes.limits import Pool, read_pool
 from gpuwatch.probes.meter import Meter, Peaks
 from gpuwatch.probes.ramp import RampOptions
@@ -342,6 +343,63 @@ def test_a_rate_limit_that_stays_ends_the_probe():
     assert not result.complete
     assert "HTTP 429" in result.stopped_because
     assert [row["outcome"] for row in result.rows] == ["limited"]
+
+
+def test_a_cut_is_seen_at_a_concurrency_at_which_streams_end_before_the_usage_comes():
+    engine = Engine(blocks=2000, mishap=lambda tokens, number: "half" if tokens > 1500 else None)
+    result = probed(engine, RampOptions(concurrencies=(4,), output=4, resolution=256, longest=3000))
+    assert result.fact("broke_how_at_4") == "cut"
+    assert 1500 - 256 < result.fact("carried_at_4") <= 1500 < result.fact("broke_at_4") <= 1756
+    (found,) = [finding for finding in result.findings if finding.id == "silent_truncation"]
+    broke = result.fact("broke_at_4")
+    assert found.evidence[0].text == f"sent {broke:,} tokens, the server counts {broke // 2:,}"
+
+
+def test_one_more_request_is_sent_only_for_a_length_that_was_not_yet_counted_whole():
+    alone, after = Engine(), Engine()
+    result = probed(alone, RampOptions(concurrencies=(2,), first=512, longest=512, output=4))
+    assert [row["counted_tokens"] for row in result.rows] == [512]
+    assert lengths(alone) == [512] * 3
+    probed(after, RampOptions(concurrencies=(1, 2), first=512, longest=512, output=4))
+    assert lengths(after) == [512] * 3
+
+
+def test_a_ramp_over_a_server_that_counts_nothing_says_that_a_cut_cannot_be_seen():
+    result = probed(
+        Engine(mishap=lambda tokens, number: "silent"), RampOptions(concurrencies=(2,), longest=1024, output=4)
+    )
+    assert "counts no prompt tokens" in " ".join(result.conclusion)
+    assert [row["outcome"] for row in result.rows] == ["ok"]
+
+
+def test_a_server_that_ignores_max_tokens_is_measured_until_what_was_asked_for():
+    engine = Engine(mishap=lambda tokens, number: "endless")
+    result = probed(engine, RampOptions(concurrencies=(1, 2), longest=1024, output=4))
+    assert [row["outcome"] for row in result.rows] == ["ok", "ok"]
+    assert all(row["ttft_s"] > 0 and row["decode_tokens_per_s"] > 0 for row in result.rows)
+    text = " ".join(result.conclusion)
+    assert "The server ignores max_tokens" in text
+    assert "No request was answered" not in text
+    assert "counts no prompt tokens" not in text
+
+
+def test_a_wave_with_a_rate_limit_has_times_and_no_rates():
+    engine, sent_back = Engine(), []
+
+    def mishap(tokens, number):
+        if tokens == 1024 and not sent_back:
+            sent_back.append(number)
+            engine.limited = 1
+
+    engine.mishap = mishap
+    result = probed(engine, RampOptions(concurrencies=(1,), longest=2048, output=4))
+    limited, free = result.rows
+    assert (limited["outcome"], limited["detail"]) == ("ok", "1 sent back by a rate limit: no rates")
+    assert (limited["prefill_tokens_per_s"], limited["output_tokens_per_s"]) == (None, None)
+    assert limited["ttft_s"] > 0
+    assert limited["decode_tokens_per_s"] > 0
+    assert free["prefill_tokens_per_s"] > 0
+    assert "A request was sent back by a rate limit" in " ".join(result.conclusion)
 
 
 def test_lengths_that_would_fill_the_gpu_are_not_sent():

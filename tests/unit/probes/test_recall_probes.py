@@ -117,6 +117,10 @@ def test_prompts_that_are_cut_are_found_by_the_tokens_that_the_server_counts():
     assert [finding.id for finding in result.findings] == ["silent_truncation"]
     assert result.findings[0].evidence[0].value == 1500
     assert cells(result) == {(600, 0): (2, 2), (600, 100): (2, 2), (3000, 0): (0, 2), (3000, 100): (2, 2)}
+    assert result.advice == result.findings[0].advice  # recall is not blamed for what was cut off
+    assert [each.flag for each in result.advice] == ["", ""]
+    assert "truncate_prompt_tokens" in result.advice[0].text
+    assert "what it missed there says nothing about it" in " ".join(result.conclusion)
 
 
 def test_a_refused_length_is_no_failed_recall():
@@ -191,6 +195,57 @@ def test_an_answer_that_goes_on_and_on_is_judged_by_its_beginning():
     with running(script) as run:
         result = digits.probe(run, DigitsOptions((8,), 5, 500))
     assert [(row["exact"], row["of"]) for row in result.rows] == [(5, 5)]
+
+
+@pytest.mark.parametrize(("module", "options"), [(needle, NEEDLE), (order, ORDER), (digits, DIGITS)])
+def test_a_server_that_ignores_max_tokens_from_the_first_request_on_is_measured(module, options):
+    script = Scripted(fails=lambda prompt: "endless" if isinstance(prompt, str) else None)
+    with running(script) as run:
+        result = module.probe(run, options)
+    right = [(row.get("right", row.get("exact")), row["of"]) for row in result.rows]
+    assert right
+    assert all(hits == asked > 0 for hits, asked in right)
+    if module is needle:
+        assert "The server ignores max_tokens" in " ".join(result.conclusion)
+        assert "counts no prompt tokens" not in " ".join(result.conclusion)
+
+
+def test_a_longer_prompt_that_is_refused_does_not_make_lengths_estimates():
+    # 72 sentences have more than 700 tokens: that one is refused, and shorter ones tell the tokens of a sentence.
+    with running(Scripted(fails=lambda prompt: 400 if count(prompt) > 500 else None)) as run:
+        result = needle.probe(run, NeedleOptions(lengths=(300, 1024), depths=(0.0, 1.0), trials=2))
+    assert result.fact("tokens_counted_by_server") is True
+    rows = {row["length_tokens"]: row for row in result.rows}
+    assert rows[300]["prompt_tokens"] == pytest.approx(300, rel=0.05)
+    assert "estimates" not in " ".join(result.conclusion)
+    (found,) = result.findings  # the server states 8,192
+    assert found.id == "context_refused"
+    assert "The server states 8,192 tokens, but refuses 1,0" in found.cause  # about 1,024, and 48 to answer
+    assert "HTTP 400" in found.evidence[1].text
+
+
+@pytest.mark.parametrize(("module", "options"), [(needle, NEEDLE), (order, ORDER), (digits, DIGITS)])
+def test_answers_that_end_within_their_reasoning_are_said_to_do_so(module, options):
+    with running(Scripted(lambda prompt: " <think> Let me see")) as run:
+        thinks = module.probe(run, options)
+    with running(Scripted(lambda prompt: f"<think> 1234567 </think>{perfect(prompt)}")) as run:
+        answers = module.probe(run, options)
+    asked = sum(row["of"] for row in thinks.rows) + (8 if module is needle else 0)  # and twice 4 without filler
+    assert f"{asked} of {asked} answers end within their reasoning" in " ".join(thinks.conclusion)
+    assert "reasoning" not in " ".join(answers.conclusion)
+    assert answers.fact("verdict") in ("passes", "respects order")
+
+
+def test_an_order_at_a_refused_length_is_said_to_be_refused():
+    with running(Scripted(fails=lambda prompt: 400 if count(prompt) > 500 else None)) as run:
+        result = order.probe(run, OrderOptions(lengths=(300, 1024), trials=2))
+    assert [found.id for found in result.findings] == ["context_refused"]
+
+
+def test_a_length_beyond_what_is_stated_is_no_finding():
+    with running(Scripted(fails=lambda prompt: 400 if count(prompt) > 500 else None, limit=None)) as run:
+        result = needle.probe(run, NeedleOptions(lengths=(300, 1024), depths=(0.0,), trials=1))
+    assert not result.findings
 
 
 def test_no_text_of_a_prompt_or_an_answer_is_in_a_result():
@@ -286,6 +341,14 @@ def test_order_tells_reading_from_a_leaning(pick, verdict, first, last):
     if first is not None:
         assert (result.fact("right_asked_for_first"), result.fact("right_asked_for_last")) == (first, last)
     assert ("fails" in result.conclusion[0]) is (verdict != "respects order")
+
+
+@pytest.mark.parametrize(("trials", "verdict"), [(1, "not measured"), (2, "respects order")])
+def test_few_right_answers_that_a_coin_gives_as_well_are_no_order(trials, verdict):
+    with running(Scripted()) as run:
+        result = order.probe(run, OrderOptions(lengths=(400,), trials=trials))
+    # 4 right answers of 4 have a chance of 1 in 16 without reading, 8 of 8 of 1 in 256.
+    assert (result.fact("answers"), result.fact("verdict")) == (4 * trials, verdict)
 
 
 def test_order_that_is_lost_over_a_distance_is_told_from_order_close_together():

@@ -27,6 +27,10 @@ from gpuwatch.probes.scoring import Recall, first_number, judge, recall
         ("", ""),
         ("482", ""),  # less than half of seven digits
         ("4821", "4821"),
+        ("\uff14\uff18\uff12\uff11\uff19\uff13\uff17", "4821937"),  # full-width
+        ("<think> 1234567 or 7654321? </think> 4821937", "4821937"),
+        ("It may be 1234567, I think.</think> 4821937", "4821937"),  # the template has opened it
+        (" <think> 4821937 is", ""),
     ],
 )
 def test_the_first_number_that_is_long_enough_is_the_answer(answer, number):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwatch.probes.statistics import Share, mcnemar, wilson
+from gpuwatch.probes.statistics import Share, by_a_coin, mcnemar, wilson
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,18 @@ def test_mcnemar_is_the_binomial_chance_of_such_a_split(first, second, p):
 def test_mcnemar_refuses_negative_counts():
     with pytest.raises(ValueError, match="questions"):
         mcnemar(-1, 2)
+
+
+@pytest.mark.parametrize(
+    ("hits", "trials", "p"), [(4, 4, 1 / 16), (5, 5, 1 / 32), (7, 8, 9 / 256), (0, 3, 1.0), (0, 0, 1.0)]
+)
+def test_a_coin_has_the_binomial_chance_of_so_many_right_answers(hits, trials, p):
+    assert by_a_coin(hits, trials) == p  # 7 of 8: 8 ways and 1 of 256
+
+
+def test_a_coin_is_not_right_more_often_than_it_was_tossed():
+    with pytest.raises(ValueError, match="4 hits of 3"):
+        by_a_coin(4, 3)
 
 
 def test_less_than_all_is_never_called_all():

@@ -315,6 +315,25 @@ def test_the_command_compares_recordings(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["runs"][1]["recording"] == "b.rec"
 
 
+def test_of_other_loads_without_a_common_concurrency_none_is_better():
+    runs = run("a", seed=1), run("b", seed=2, rate=190.0, running=16.0)
+    pair = versus(*runs)
+    assert not pair.levels
+    assert row(pair, "generated tokens").verdict == "differs"
+    assert not {"better", "worse"} & {each.verdict for each in pair.rows}
+    said = verdict(*runs)
+    assert said.text.startswith("Which of A and B is better cannot be said: their loads differ, and they have no conc")
+    assert "generated tokens +9" in said.text
+    assert said.tone == "warning"
+    assert compare_report.not_compared([pair]) == ""
+
+
+def test_a_recording_held_against_itself_is_said_to_be_the_same():
+    same = run("a", seed=1)
+    assert "Both are the same recording: it is compared with itself." in versus(same, same).cautions
+    assert not versus(same, run("b", seed=2)).cautions
+
+
 def test_a_few_windows_that_are_all_alike_are_not_better_where_the_loads_differ():
     # 20 windows are less than seven blocks of three
     pair = versus(run("a", seed=1, noise=0, count=20), run("b", seed=2, noise=0, count=20, rate=120.0, running=10.0))

@@ -9,7 +9,7 @@ from unit.report.runs import GIB, LAUNCH, START, card, page, record, steady
 
 from gpuwatch.alerts.rulefile import load, shipped_paths
 from gpuwatch.diagnosis.finding import Finding
-from gpuwatch.model import series
+from gpuwatch.model import Batch, Reason, series
 from gpuwatch.pipeline.run_data import Collector, collect
 from gpuwatch.pipeline.run_windows import MOST_POINTS, MOST_WINDOWS, EngineBook, Points, rows_of
 from gpuwatch.recording import Header, Tick
@@ -307,6 +307,12 @@ def test_sources_that_do_not_answer_are_named(tmp_path, rules):
     assert [(source.name, source.value) for source in data.silent] == [
         ("engine 127.0.0.1:8000", "unreachable: connection refused")
     ]
+
+
+def test_a_source_whose_target_is_its_kind_is_named_once(tmp_path, rules):
+    gone = Batch("nvml", START + 1000, up=False, reason=Reason.NO_DRIVER, detail="no NVIDIA driver")
+    data = collect(record(tmp_path / "a.rec", [(0, [page(0)]), (1, [page(1), gone]), (2, [page(2)])]), rules)
+    assert [source.name for source in data.silent] == ["nvml"]
 
 
 def finding(state="firing", since=START):

@@ -96,6 +96,25 @@ def test_of_runs_that_differ_by_a_fifth_nearly_all_show_it():
     assert seen >= 28
 
 
+def test_few_long_blocks_are_drawn_shorter_and_the_error_is_raised_by_as_much():
+    values = series(5, 60, 0.6)
+    long, short = (estimate(columns(values), ratio, length) for length in (20, 12))
+    # 60 windows hold 3 blocks of 20; drawn are 5 of 12, of which the variance is raised by 20 / 12.
+    assert long.error == pytest.approx(short.error * math.sqrt(20 / 12))
+    assert (long.freedom, short.freedom) == (2.0, 4.0)
+    assert estimate(columns(values), ratio, 24).error > long.error  # 2.5 blocks
+    assert estimate(columns(values), ratio, 25).error is None
+
+
+def test_two_minutes_of_neighbours_that_are_alike_are_seldom_too_short():
+    seen = []
+    for number in range(60):
+        pair = [series([number, which, 6], 62, 0.6) for which in (0, 1)]
+        seen.append(compare(*(estimate(columns(values), ratio, block_length(values)) for values in pair)).p)
+    assert sum(p is None for p in seen) <= 2
+    assert sum(p is not None and p < 0.05 for p in seen) <= 8  # as for longer runs
+
+
 def test_too_few_windows_give_a_value_without_an_error():
     known = estimate(columns([100.0, 120.0, 90.0]), ratio, block_length([100.0, 120.0, 90.0]))
     assert (known.value, known.error) == (pytest.approx(310 / 3), None)

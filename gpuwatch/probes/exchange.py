@@ -1,0 +1,92 @@
+"""One completion: what is asked for, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Prompt: TypeAlias = "tuple[int, ...] | str"
+Kind: TypeAlias = Literal["ok", "refused", "limited", "failed", "timeout", "lost", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One completion to ask for.
+
+    Attributes:
+        prompt: Token ids, or text.
+        max_tokens: Most tokens to generate.
+        stop_at: Monotonic time at which to give up.
+        salt: Separates the prefix cache of this request from that of others (``cache_salt``); empty: none.
+        lora: Name of the adapter to use; empty: the model itself.
+        ignore_eos: Whether to generate all of `max_tokens`, where the engine can.
+        enough: Called with the number of pieces so far; the stream is closed, and counts as complete, once it is true.
+    """
+
+    prompt: Prompt
+    max_tokens: int
+    stop_at: float
+    salt: str = ""
+    lora: str = ""
+    ignore_eos: bool = False
+    enough: Callable[[int], bool] | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of one completion. Times are monotonic seconds; None: did not happen, or the server does not say.
+
+    Attributes:
+        ok: Whether a complete answer came.
+        text: The completion, for scoring only; it is never stored.
+        error: One clear line, or empty.
+        status: HTTP status, 0 where none came.
+        kind: ok; refused (a status that blames the request, or the login); limited (rate limit, after several
+            tries); failed (the server's own error, or an answer that makes no sense); timeout; lost (the connection);
+            cancelled.
+        token_times: When each piece of the stream came; a piece is one token with most servers, sometimes several.
+        pauses: How often a rate limit made the client wait.
+        ran_on: Whether the server went on after `max_tokens` tokens and was cut off: it failed, and what came until
+            then is an answer all the same. What it counts comes at the end and was not seen.
+    """
+
+    ok: bool
+    text: str = ""
+    error: str = ""
+    status: int = 0
+    kind: Kind = "ok"
+    started: float = 0.0
+    first_token: float | None = None
+    ended: float = 0.0
+    token_times: tuple[float, ...] = ()
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    pauses: int = 0
+    ran_on: bool = False
+
+    @property
+    def answered(self) -> bool:
+        """Whether an answer came: a complete one, or all of the tokens that were asked for and more."""
+        return self.ok or self.ran_on
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from sending to the first token."""
+        return None if self.first_token is None else self.first_token - self.started
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated: as the server counts them, else the pieces that came."""
+        return len(self.token_times) if self.completion_tokens is None else self.completion_tokens
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens per second after the first token; None where fewer than two came."""
+        if len(self.token_times) < 2:
+            return None
+        seconds = self.token_times[-1] - self.token_times[0]
+        return (self.generated - 1) / seconds if seconds > 0 and self.generated > 1 else None
