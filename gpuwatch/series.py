@@ -155,6 +155,7 @@ engine_config_pipeline_parallel_size     | gauge | | | pipeline-parallel ranks
 engine_config_data_parallel_size         | gauge | | | data-parallel ranks
 engine_config_data_parallel_size_local   | gauge | | | data-parallel ranks of this server, where a group spans several
 engine_config_decode_context_parallel_size | gauge | | | decode-context-parallel ranks
+engine_config_prefill_context_parallel_size | gauge | | | prefill-context-parallel ranks
 engine_config_kv_heads                   | gauge | | | KV heads of the model; 1 for latent attention (MLA)
 engine_config_native_context_tokens      | gauge | tokens | | longest context that the model's configuration is made for, its rope scaling included
 engine_config_kv_cache_unscaled          | gauge | | | 1 where a quantised KV cache runs with scaling factors of 1.0, 0 where it needs none
@@ -223,6 +224,8 @@ source_failures_total        | counter | | source target server | failed polls
 source_dropped_total         | counter | | source target server | series or lines left out because of a limit
 tick_seconds                 | gauge | seconds | | time the last tick took
 rule_failures_total          | counter | | rule | evaluations that ended in an error
+alertmanager_alerts_sent_total | counter | | alertmanager | alerts that an Alertmanager took from `serve --alertmanager`
+alertmanager_failures_total  | counter | | alertmanager | deliveries to an Alertmanager that failed
 process_cpu_seconds_total    | counter | seconds | | CPU time of gpuwatch and its worker
 process_resident_bytes       | gauge | bytes | | resident memory of gpuwatch and its worker
 process_starved_ratio        | gauge | ratio | | seconds per second that threads of gpuwatch were ready to run and had no processor; over 1 where several waited at once

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gpuwatch.alerts.inhibition import RULES, InhibitRule, asks_where, inhibit
+from gpuwatch.alerts.ownrules import OwnRules, own_rules
 from gpuwatch.alerts.placement import NOWHERE, Placement, placed
 from gpuwatch.alerts.presence import Presence
 from gpuwatch.alerts.rulefile import AlertRule, Rule, RuleSet
@@ -34,6 +35,13 @@ RESTORE_WINDOW_MS = 5 * 60 * 1000
 """How long after the first tick a saved alert may still come back with its old start: rates need time to exist."""
 
 
+class External(NamedTuple):
+    """What ``$externalLabels`` and ``$externalURL`` stand for in templates."""
+
+    labels: Mapping[str, str]
+    url: str
+
+
 class Sink(Protocol):
     """Where the rules' own series go; the store is one."""
 
@@ -46,7 +54,7 @@ class Sink(Protocol):
 class Evaluation:
     """The outcome of one tick at `time` (milliseconds). `alerts` hold pending, firing and lately resolved ones.
 
-    `placement` tells which engine uses which GPU, where a firing alert asks for it.
+    `placement` tells which engine uses which GPU, where a firing alert asks for it; `own`, which rules are the user's.
     """
 
     time: int
@@ -54,6 +62,7 @@ class Evaluation:
     errors: tuple[RuleError, ...] = ()
     rules: tuple[RuleState, ...] = ()
     placement: Placement = NOWHERE
+    own: OwnRules = field(default_factory=OwnRules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +94,18 @@ class RuleEngine:
         *,
         inhibit_rules: Sequence[InhibitRule] = RULES,
         external_labels: Mapping[str, str] | None = None,
+        external_url: str = "",
         statuses: bool = True,
         refresh_ms: int = 0,
         looks: int = 0,
     ) -> None:
         self.rules = rules
+        self._own = own_rules(rules)
         self._refresh_ms = refresh_ms
         self._querier = querier
         self._sink = sink
         self._inhibit_rules = tuple(inhibit_rules)
-        self._external_labels = dict(external_labels or {})
+        self._external = External(dict(external_labels or {}), external_url)
         self._tasks = [
             Task(rule, f"rule:{index}:{rule.name}", group.limit or MOST_SERIES, _rest_of(rule, looks))
             for index, (group, rule) in enumerate((group, rule) for group in rules.groups for rule in group.rules)
@@ -154,7 +165,7 @@ class RuleEngine:
         self._placement = self._placement | placed(self._querier, time) if asked else NOWHERE
         alerts = inhibit(alerts, self._inhibit_rules, self._placement)
         states = self._states.after(time, self._tasks, alerts) if self._states is not None else ()
-        return Evaluation(time, alerts, tuple(errors), states, self._placement)
+        return Evaluation(time, alerts, tuple(errors), states, self._placement, self._own)
 
     def _evaluate(self, task: Task, time: int, errors: list[RuleError]) -> None:
         try:
@@ -190,7 +201,7 @@ class RuleEngine:
             return
         _check_limit(len(vector), task)
         results: dict[Labels, Result] = {}
-        renderer = _Renderer(rule, self._querier, time, self._external_labels, errors)
+        renderer = _Renderer(rule, self._querier, time, self._external, errors)
         rendered: dict[Labels, Rendered] = {}
         for source, value in vector.items():
             labels = alert_labels(source, renderer.labels(source, value), rule.name)
@@ -279,7 +290,7 @@ class _Renderer:
     rule: AlertRule
     querier: Querier
     time: int
-    external_labels: Mapping[str, str]
+    external: External
     errors: list[RuleError]
 
     def labels(self, source: Labels, value: float) -> dict[str, str]:
@@ -298,7 +309,8 @@ class _Renderer:
         if "{{" not in text:
             return text
         try:
-            return templates.parse(text).render(source, value, self.querier, self.time, self.external_labels)
+            template, external = templates.parse(text), self.external
+            return template.render(source, value, self.querier, self.time, external.labels, external_url=external.url)
         except PromQLError as error:
             rule = self.rule
             errors.append(RuleError(rule.name, rule.file, rule.line, f"{what}: {error}", expansion=True))

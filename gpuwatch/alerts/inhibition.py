@@ -161,11 +161,15 @@ def _muted_by(alert: Alert, rules: Sequence[tuple[InhibitRule, list[Alert]]], pl
     return ""
 
 
+FLEET_LABEL = "cluster"
+"""The external label that tells fleets apart that one Prometheus or Alertmanager serves; without it there is one."""
+
+
 def alertmanager_yaml(rules: Sequence[InhibitRule] = RULES) -> str:
     """Return the ``inhibit_rules`` section of an Alertmanager configuration (0.22 or newer).
 
-    Rules that need to know where an engine runs are left out: by the host alone they would mute the trouble of
-    another engine there.
+    A cause mutes nothing in another cluster, where a machine may have the same name. Rules that need to know where
+    an engine runs are left out: by the host alone they would mute the trouble of another engine there.
     """
     rules = [rule for rule in rules if not rule.placed]
     lines = ["inhibit_rules:"] if rules else ["inhibit_rules: []"]
@@ -174,7 +178,8 @@ def alertmanager_yaml(rules: Sequence[InhibitRule] = RULES) -> str:
         lines.extend(f"      - {_quoted(str(matcher))}" for matcher in rule.source)
         lines.append("    target_matchers:")
         lines.extend(f"      - {_quoted(str(matcher))}" for matcher in rule.target)
-        lines.append(f"    equal: [{', '.join(_quoted(name) for name in rule.equal)}]")
+        equal = dict.fromkeys((FLEET_LABEL, *rule.equal))
+        lines.append(f"    equal: [{', '.join(_quoted(name) for name in equal)}]")
     return "\n".join(lines) + "\n"
 
 

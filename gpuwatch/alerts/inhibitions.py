@@ -2,7 +2,8 @@
 
 Ids are the finding ids in the label ``diagnosis`` of alerts. A cause mutes its symptoms where the `equal` labels have
 the same values; alerts about GPUs carry host and uuid, alerts about engines host and server. What merely warns mutes
-nothing critical, and an engine that is down is muted by what is known of this very engine only, never by its host.
+nothing critical, and an engine that is down is muted by what is known of this very engine or of a GPU that it used,
+never by its host.
 A row with `placed` ties a GPU to the engines that used it: labels alone do not tell which, so Alertmanager, which sees
 nothing else, is not given these rows.
 """
@@ -101,6 +102,8 @@ INHIBITIONS: tuple[Inhibition, ...] = (
     Inhibition("max_model_len_exceeds_kv", ("engine_down", "kv_preemption_storm", "sglang_retraction_storm"), SERVER),
     *(Inhibition(failure, ("engine_down",), SERVER) for failure in (*FAILED_STARTS, *DEATHS)),
     *(Inhibition(failure, ("worker_died",), LOG) for failure in (*FAILED_STARTS, *DEATHS[1:])),
+    Inhibition("xid_hardware", ("worker_died", "engine_down"), HOST, placed=True),
+    Inhibition("gpu_lost", ("worker_died", "engine_down"), HOST, placed=True),
     Inhibition("startup_gpu_shared", ("no_kv_blocks", "max_model_len_exceeds_kv"), LOG),
     Inhibition("spec_decode_memory", ("max_model_len_exceeds_kv", "no_kv_blocks"), LOG),
     Inhibition("k8s_oomkilled", ("host_memory_oversubscribed",), HOST),

@@ -95,11 +95,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """The rules in use, and what was refused (`problems`) or ignored (`warnings`) on the way."""
+    """The rules in use, and what was refused (`problems`) or ignored (`warnings`) on the way.
+
+    `replaced` are the shipped rules that a user's rule stands for.
+    """
 
     groups: tuple[Group, ...] = ()
     problems: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
+    replaced: tuple[Rule, ...] = ()
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -139,6 +143,7 @@ def load(shipped: Iterable[Path] = (), user: Iterable[Path] = ()) -> RuleSet:
         groups=(*kept, *user_groups),
         problems=(*problems, *user_problems),
         warnings=(*warnings, *user_warnings),
+        replaced=tuple(rule for group in shipped_groups for rule in group.rules if rule.name in own),
     )
 
 

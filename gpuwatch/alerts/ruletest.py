@@ -107,7 +107,12 @@ class _Runner:
         )
         self._querier = LocalQuerier(self._store, semantics="2", default_step_ms=self._every)
         self._engine = RuleEngine(
-            rules, self._querier, self._store, external_labels=test.external_labels, statuses=False
+            rules,
+            self._querier,
+            self._store,
+            external_labels=test.external_labels,
+            external_url=test.external_url,
+            statuses=False,
         )
         self._feed = Feed(self._store, test.series, test.interval)
 

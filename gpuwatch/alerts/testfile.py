@@ -81,6 +81,7 @@ class Scenario:
     alerts: tuple[AlertTest, ...]
     exprs: tuple[ExprTest, ...]
     external_labels: Mapping[str, str]
+    external_url: str
     line: int
 
     @property
@@ -170,6 +171,7 @@ class _Reader:
             alerts=tuple(test for test in alerts if test is not None),
             exprs=tuple(test for test in exprs if test is not None),
             external_labels=file.texts(entries.get("external_labels"), "external_labels"),
+            external_url=file.text(entries.get("external_url"), "external_url") or "",
             line=node.start_mark.line + 1,
         )
 

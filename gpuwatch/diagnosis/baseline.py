@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.context import ENGINE_SCOPE
+
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
 
@@ -51,6 +53,17 @@ def _covered(subject: Subject, name: str, ends: int) -> float | None:
     """Return the seconds from the first sample in the stretch to its end; None where there is none."""
     first = subject.ask(f"min_over_time(timestamp({subject.select(name)})[{LONGEST}s:{STEP}s] offset {ends}s)")
     return None if first is None else min(float(LONGEST), subject.context.time / 1000 - ends - first)
+
+
+def really_seen(subject: Subject, name: str, seconds: int, scope: tuple[str, ...] = ENGINE_SCOPE) -> str:
+    """Return in words how much of the last `seconds` seconds ``gpuwatch_<name>`` was seen, such as ``36 seconds``.
+
+    A count over ten minutes of an engine that has been watched for one is a count of that one.
+    """
+    step = max(1, seconds // 120)
+    first = subject.ask(f"min(min_over_time(timestamp({subject.select(name, scope)})[{seconds}s:{step}s]))")
+    covered = seconds if first is None else subject.context.time / 1000 - first
+    return _length(seconds if covered >= seconds - 2 * step else max(1, round(covered)))
 
 
 def _length(seconds: int) -> str:

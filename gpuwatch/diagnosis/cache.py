@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.baseline import baseline
+from gpuwatch.diagnosis.baseline import baseline, really_seen
 from gpuwatch.diagnosis.context import ENGINE_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, logged, measured, percent
@@ -68,8 +68,10 @@ def _why_fewer(subject: Subject) -> tuple[str, list[Evidence], tuple[Advice, ...
     if length and earlier and not 1 / PROMPTS_DIFFER < length / earlier < PROMPTS_DIFFER:
         text = f"prompts have {count(length)} tokens on average, {count(earlier)} before"
         more.append(measured(text, "engine_prompt_tokens_total", length, "tokens"))
-        return "the prompts have changed.", more, advice, 0.7
-    return "the prompts share less of their beginning than before.", more, advice, 0.55
+        why = "the prompts have changed: those who send them do so, or a benchmark took another data set."
+        return why, more, advice, 0.7
+    why = "the prompts share less of their beginning than before; a benchmark that takes another data set looks alike."
+    return why, more, advice, 0.55
 
 
 def _whole(number: float | None) -> str | None:
@@ -84,10 +86,11 @@ def zero_hit(subject: Subject) -> Verdict:
     median = subject.ask(f"histogram_quantile(0.5, rate({buckets}[10m]))")
     if prompts is None or block is None:
         return Unknown("prompts in the last 10 minutes and the block size of the KV cache")
+    seen = really_seen(subject, "engine_time_to_first_token_seconds_count", 600)
     queries = subject.over("increase", "engine_prefix_cache_queries_total", "10m")
     usage = subject.over("max_over_time", "engine_kv_cache_usage_ratio", "10m")
     evidence = [
-        measured(f"{count(prompts)} prompts in 10 minutes", "engine_time_to_first_token_seconds_count", prompts),
+        measured(f"{count(prompts)} prompts in {seen}", "engine_time_to_first_token_seconds_count", prompts),
         measured("0 hits in that time", "engine_prefix_cache_hits_total", 0.0),
         measured(f"one block holds {count(block)} tokens; only full blocks hit", "engine_kv_block_size_tokens", block),
     ]

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from gpuwatch.diagnosis.baseline import really_seen
 from gpuwatch.diagnosis.explanation import count
 
 if TYPE_CHECKING:
@@ -69,10 +70,23 @@ def pool_of(subject: Subject) -> Pool | None:
         tokens = blocks * block
     if tokens is None or tokens <= 0:
         return None
+    if block is not None and blocks is not None:
+        shared = block * _sharers(subject)
+        if tokens == blocks * block:  # a page without the tokens of its own, so that they were taken to be this
+            tokens = blocks * shared
+        block = shared
     if block is None or blocks is None or abs(blocks * block - tokens) > block:
-        # Several attention groups or context parallelism: blocks and tokens do not convert.
+        # Several attention groups: blocks and tokens do not convert.
         return Pool(tokens)
     return Pool(tokens, blocks, block, 0 if subject.sglang else 1)
+
+
+def _sharers(subject: Subject) -> float:
+    """Return the ranks that share the tokens of one block: those of vLLM's context parallelism."""
+    if subject.sglang:
+        return 1.0
+    decode = subject.config("decode_context_parallel_size", "dcp") or 1.0
+    return decode * (subject.config("prefill_context_parallel_size", "pcp") or 1.0)
 
 
 def typical_length(subject: Subject) -> Length | None:
@@ -88,8 +102,9 @@ def typical_length(subject: Subject) -> Length | None:
     output = subject.mean("engine_generation_length_tokens", FINISHED_WINDOW)
     if finished is not None and finished > ENOUGH_FINISHED and prompt is not None and output is not None:
         mean = prompt + output
+        seen_for = really_seen(subject, "engine_generation_length_tokens_count", 600)
         text = (
-            f"{count(finished)} requests finished in the last 10 minutes with {count(prompt)} prompt and "
+            f"{count(finished)} requests finished in the last {seen_for} with {count(prompt)} prompt and "
             f"{count(output)} output tokens on average"
         )
         if seen is not None and seen > LONGER_NOW * mean:

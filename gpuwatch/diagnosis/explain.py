@@ -6,13 +6,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.explanation import Unknown
-from gpuwatch.diagnosis.finding import SEVERITY_ORDER, Evidence, Finding, NotEnough
+from gpuwatch.diagnosis.finding import SEVERITY_ORDER, Finding, NotEnough
+from gpuwatch.diagnosis.own import NOT_HELD, NOT_IDENTITY, conditions_hold, firing, of_own_rule
 from gpuwatch.diagnosis.ranking import rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpuwatch.alerts.engine import Evaluation
+    from gpuwatch.alerts.ownrules import OwnRules
     from gpuwatch.alerts.rulestate import RuleState
     from gpuwatch.alerts.state import Alert
     from gpuwatch.diagnosis.context import Context
@@ -26,8 +28,6 @@ REFRESH_MS = 2_000
 
 OTHERWISE = "or "
 """How a piece of advice begins that is an alternative to the one before it."""
-
-_NOT_IDENTITY = frozenset({"alertname", "severity", "diagnosis"})
 
 
 @dataclass(slots=True)
@@ -49,8 +49,9 @@ def explain(
 
     Firing alerts are explained at the time of `context`, those that are kept firing and resolved ones at the last
     moment at which their rule held.
-    Pending alerts are not findings yet. A user's own rule is a finding with its annotations as title and cause. With
-    `memory` explanations are reused while they are fresh, and a resolved alert keeps what was said last. An alert
+    Pending alerts are not findings yet. A user's own rule is a finding of its own severity with its annotations as
+    title and cause, and with the diagnosis that it names where a shipped rule of that id holds too. With `memory`
+    explanations are reused while they are fresh, and a resolved alert keeps what was said last. An alert
     without evidence is no finding; what it lacks is told instead.
     """
     memory = memory if memory is not None else Memory()
@@ -62,12 +63,18 @@ def explain(
             continue
         diagnosis = _diagnosis(alert.label("diagnosis"))
         if diagnosis is None:
-            own = _of_own_rule(alert)
-            findings[own.id, tuple(value for _, value in alert.labels)] = own
+            told = of_own_rule(alert, evaluation.own)
+            findings[told.id, tuple(value for _, value in alert.labels)] = told
             continue
         current.add(alert.labels)
-        verdict = _verdict(alert, diagnosis, context, memory)
-        labels = {key: value for key, value in alert.labels if key not in _NOT_IDENTITY}
+        verdict = _verdict(alert, diagnosis, context, memory, evaluation.own)
+        labels = {key: value for key, value in alert.labels if key not in NOT_IDENTITY}
+        key = (diagnosis.id, tuple(labels.get(name, "") for name in diagnosis.scope))
+        if alert.name in evaluation.own.names:
+            told = of_own_rule(alert, evaluation.own, diagnosis, verdict)
+            told = replace(told, advice=_from_first(told.advice))
+            findings[key] = merged(findings[key], told) if key in findings else told
+            continue
         if isinstance(verdict, Unknown) or not verdict.evidence:
             missing = verdict.missing if isinstance(verdict, Unknown) else "evidence"
             lacking.setdefault((diagnosis.id, missing), NotEnough(diagnosis.id, missing, labels))
@@ -84,9 +91,8 @@ def explain(
             since=alert.fired_at if alert.fired_at is not None else alert.active_at,
             until=alert.resolved_at,
             labels=labels,
-            alerts=_firing(alert),
+            alerts=firing(alert),
         )
-        key = (diagnosis.id, tuple(labels.get(name, "") for name in diagnosis.scope))
         findings[key] = merged(findings[key], finding) if key in findings else finding
     for forgotten in memory.said.keys() - current:
         del memory.said[forgotten]
@@ -112,31 +118,7 @@ def _diagnosis(id_: str) -> Diagnosis | None:
     return DIAGNOSES.get(id_)
 
 
-def _of_own_rule(alert: Alert) -> Finding:
-    """Return the finding of a user's rule: nothing but what the rule itself says."""
-    severity = alert.label("severity")
-    return Finding(
-        id=alert.label("diagnosis") or alert.name,
-        severity=severity if severity in SEVERITY_ORDER else "warning",  # type: ignore[arg-type]  # just checked
-        title=alert.annotations.get("summary", alert.name),
-        cause=alert.annotations.get("description", f"The rule {alert.name} fires."),
-        confidence=0.5,
-        evidence=(Evidence(f"{alert.name} fires at {alert.value:g}", "rule", name=alert.name, value=alert.value),),
-        state="resolved" if alert.state == "resolved" else "firing",
-        since=alert.fired_at if alert.fired_at is not None else alert.active_at,
-        until=alert.resolved_at,
-        labels={key: value for key, value in alert.labels if key not in _NOT_IDENTITY},
-        alerts=_firing(alert),
-    )
-
-
-def _firing(alert: Alert) -> tuple[tuple[Labels, int], ...]:
-    """Return the labels and start of a firing alert."""
-    started = alert.fired_at if alert.fired_at is not None else alert.active_at
-    return ((alert.labels, started),) if alert.state == "firing" else ()
-
-
-def _verdict(alert: Alert, diagnosis: Diagnosis, context: Context, memory: Memory) -> Verdict:
+def _verdict(alert: Alert, diagnosis: Diagnosis, context: Context, memory: Memory, own: OwnRules) -> Verdict:
     said = memory.said.get(alert.labels)
     # What is kept firing is explained by what was seen while its rule held: a second later the figures say otherwise.
     over = alert.resolved_at if alert.state == "resolved" else alert.absent_since
@@ -145,7 +127,8 @@ def _verdict(alert: Alert, diagnosis: Diagnosis, context: Context, memory: Memor
     if over is not None:
         context = context.at(over - 1)
     subject = context.about(dict(alert.labels), alert.name, alert.value, alert.active_at)
-    verdict = diagnosis.explain(subject)
+    held = alert.name not in own.names or conditions_hold(alert, diagnosis, own, context)
+    verdict = diagnosis.explain(subject) if held else NOT_HELD
     memory.said[alert.labels] = (context.time, verdict)
     return verdict
 
@@ -156,6 +139,8 @@ def merged(one: Finding, other: Finding) -> Finding:
         shown = one if one.state == "firing" else other
     else:
         shown = max(one, other, key=lambda finding: finding.confidence)
+        gravest = max(one, other, key=lambda finding: SEVERITY_ORDER[finding.severity])
+        shown = replace(shown, severity=gravest.severity)
     alerts = (*one.alerts, *other.alerts)
     if one.state != other.state:
         return replace(shown, alerts=alerts)

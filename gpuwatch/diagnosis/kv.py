@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 STORM_CONFIDENCE = 0.85
 """Several evictions while requests queue: measured on five vLLM versions, never without a storm."""
 ONE_EVICTION_CONFIDENCE = 0.7
+SEEN = 0.5
+"""Evictions below this are none: extrapolation makes 1 a little less, and 0 stays 0."""
 SEVERAL = 1.5
 """Evictions from which on the rule needs no other sign; extrapolation makes 1 a little more or less."""
 DOUBTED_CONFIDENCE = 0.4
@@ -69,7 +71,8 @@ def preemption_storm(subject: Subject) -> Verdict:
         *_sizes(subject, pool, length),
         *_speed(subject),
     ]
-    evidence += [doubtful] if doubtful is not None else _not_clients(subject)
+    seen = evicted is not None and evicted >= SEEN
+    evidence += [doubtful] if doubtful is not None else _not_clients(subject) if seen else []
     admitted = _admitted(subject, limit)
     confidence = STORM_CONFIDENCE if max(evicted or 0.0, preempted or 0.0) > SEVERAL else ONE_EVICTION_CONFIDENCE
     confidence += CONFIRMED_BONUS if preempted else 0.0
@@ -279,18 +282,20 @@ def _storm_cause(subject: Subject, pool: Pool | None, length: Length | None, adm
 
 def _evicted(evicted: float | None, preempted: float | None, *, doubted: bool) -> list[Evidence]:
     found = []
-    if evicted is not None:
-        found.append(
-            measured(
-                f"{count(evicted)} evictions in 60 s: running requests fell by more than finished, and the queue grew",
-                "engine_evictions_total",
-                evicted,
-            )
-        )
+    if evicted is not None and evicted >= SEEN:
+        text = f"{count(evicted)} evictions in 60 s: running requests fell by more than finished, and the queue grew"
+        found.append(measured(text, "engine_evictions_total", evicted))
     if preempted:
         text = f"the engine itself counted {count(preempted)} preemptions in 60 s"
         found.append(measured(text, "engine_preemptions_total", preempted))
-    elif preempted is not None and not doubted:
+    if evicted is not None and evicted < SEEN:
+        text = (
+            "from outside none was seen: a victim that runs again within 2 s shows in the engine's counter only"
+            if preempted
+            else "no eviction in the last 60 s: the storm rests or is over"
+        )
+        found.append(measured(text, "engine_evictions_total", evicted))
+    elif preempted == 0 and not doubted:
         text = (
             "the engine's own counter of preemptions has not moved yet; it counts one when its victim runs again, "
             "10 to 20 s later or never within a storm"

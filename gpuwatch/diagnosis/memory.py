@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.activation import step_advice, step_evidence, step_of
+from gpuwatch.diagnosis.baseline import really_seen
 from gpuwatch.diagnosis.context import GPU_SCOPE, LOG_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, logged, measured, size
@@ -39,7 +40,8 @@ def prefill_peak(subject: Subject) -> Verdict:
     engines = _engines_on(subject)
     prompts = sum(filter(None, (_prompt_tokens(engine) for engine in engines)))
     if prompts:
-        text = f"{count(prompts)} prompt tokens were processed in 6 minutes"
+        seen = really_seen(engines[0], "engine_prompt_tokens_total", 360, SERVER_SCOPE)
+        text = f"{count(prompts)} prompt tokens were processed in {seen}"
         evidence.append(measured(text, "engine_prompt_tokens_total", prompts, "tokens"))
     # With several engines on one card the step cannot be laid to one of them.
     room = _room(subject, took + max(0.0, left))

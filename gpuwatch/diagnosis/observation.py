@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.context import ENGINE_SCOPE, GPU_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
-from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured
+from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured, told
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.gpus import known_uuid
 
@@ -30,6 +30,8 @@ DEATHS = (
     "engine_dead",
 )
 """Log events that explain an engine which no longer answers, nearest to the root first."""
+TRANSFER = "flag.kv-transfer-config"
+"""The flag of vLLM that lets requests wait for a KV cache from another server, or from the host."""
 STALLS = ("nccl_timeout", "sglang_watchdog", "rpc_timeout", "shm_broadcast_stall", "nccl_error", "xid")
 
 
@@ -133,12 +135,17 @@ def engine_stalled(subject: Subject) -> Verdict:
     busy = _busy(subject)
     if busy is not None:
         evidence.append(_told_busy(*busy))
-    return Explanation(
-        cause,
-        0.9 if events or ended else 0.75,
-        tuple(evidence),
-        (Advice("restart the engine; before that, save the stacks (py-spy dump) of its scheduler and workers"),),
-    )
+    restart = "restart the engine; before that, save the stacks (py-spy dump) of its scheduler and workers"
+    transfer = subject.fact(TRANSFER)
+    if running == 0 and transfer is not None and not events and not ended:
+        evidence.append(told(transfer, "the engine takes KV caches from elsewhere (--kv-transfer-config)"))
+        cause = (
+            "Nothing runs and requests wait: either the KV cache that they need does not come from the prefill server, "
+            "or the scheduler hangs. The page does not tell which."
+        )
+        first = Advice("look at the prefill server, and at the link and the log lines of the transfer")
+        return Explanation(cause, 0.5, tuple(evidence), (first, Advice(restart)))
+    return Explanation(cause, 0.9 if events or ended else 0.75, tuple(evidence), (Advice(restart),))
 
 
 def source_degraded(subject: Subject) -> Verdict:

@@ -58,7 +58,8 @@ def queue_growth(subject: Subject) -> Verdict:
         now, later = waiting / served, (waiting + growth * LOOK_AHEAD) / served
         cause += f": a request that arrives now waits about {now:.0f} s, in 10 minutes {later:.0f} s if nothing changes"
     advice = list(_take_more(subject, running))
-    if served > 0:
+    if served > 0 and growth > 0:
+        cause += "; clients that a load test starts one after the other look alike until all of them have started"
         replicas = math.ceil(arrivals / served)
         advice.append(
             Advice(
@@ -66,7 +67,8 @@ def queue_growth(subject: Subject) -> Verdict:
                 f"{arrivals / served:.1f} times what this one ends"
             )
         )
-    advice.append(Advice(*_refuse(subject, waiting)))
+    if waiting >= 1:
+        advice.append(Advice(*_refuse(subject, waiting)))
     return Explanation(cause + ".", 0.85, tuple(evidence), tuple(advice))
 
 

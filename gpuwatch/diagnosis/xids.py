@@ -8,7 +8,18 @@ from gpuwatch.diagnosis.context import GPU_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured
 from gpuwatch.diagnosis.finding import Advice
-from gpuwatch.diagnosis.xid_table import DETAILS, MEMORY, REPLACE, RESET, is_hardware, is_repair, meaning_of, xid_of
+from gpuwatch.diagnosis.xid_table import (
+    DETAILS,
+    MEMORY,
+    REPLACE,
+    RESET,
+    is_hardware,
+    is_repair,
+    is_stopped,
+    meaning_of,
+    repair_of,
+    xid_of,
+)
 from gpuwatch.sources.nvml.xids import pci_address
 
 if TYPE_CHECKING:
@@ -55,7 +66,8 @@ def hardware(subject: Subject) -> Verdict:
         main = codes[0][0]
         known = xid_of(main)
         advice = [*known.advice, *advice] if known is not None else advice
-        cause = f"GPU {gpu} has a hardware fault: Xid {main}, {meaning_of(main)}."
+        what = "needs a reset" if is_stopped(main) else "has a hardware fault"
+        cause = f"GPU {gpu} {what}: Xid {main}, {meaning_of(main)}."
     else:
         cause = f"GPU {gpu} has a hardware fault: {counters[0].text}."
     failing = _failing(subject)
@@ -88,8 +100,8 @@ def software(subject: Subject) -> Verdict:
         cause = (
             f"Xid {main} on GPU {gpu}: {known.meaning}. It follows from something else; the Xid before it tells more."
         )
-    elif known.kind == "repaired":
-        cause = f"GPU {gpu} took a part of its memory out of use: Xid {main}, {known.meaning}. It goes on working."
+    elif is_repair(main):
+        cause = repair_of(f"GPU {gpu}", [int(main)])
     else:
         cause = f"Software on GPU {gpu} failed: Xid {main}, {known.meaning}. It is no memory error of the card."
     return Explanation(cause, 0.8 if twins else 0.7, tuple(evidence), tuple(map(Advice, known.advice)))
@@ -163,7 +175,7 @@ DIAGNOSES = (
     Diagnosis(
         "xid_software",
         "warning",
-        "The driver reported an error on a GPU that is no fault of the card",
+        "The driver reported an error on a GPU",
         software,
         GPU_SCOPE,
     ),

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+def own_paths(config: Config) -> tuple[Path, ...]:
+    """Return the user's rule files that `config` names. ``~`` is the home directory."""
+    return tuple(Path(os.path.expanduser(name)) for name in config.rules)  # noqa: PTH111  # Path raises without a home
+
+
 def rules_in_use(config: Config) -> RuleSet:
-    """Load the shipped rules and those that `config` names; problems are in the set. ``~`` is the home directory."""
-    own = [Path(os.path.expanduser(name)) for name in config.rules]  # noqa: PTH111  # Path raises without a home
-    return load(shipped_paths(), own)
+    """Load the shipped rules and those that `config` names; problems are in the set."""
+    return load(shipped_paths(), own_paths(config))
 
 
 def load_rules(config: Config) -> RuleSet:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from gpuwatch.config import EndpointConfig
     from gpuwatch.model import Labels
+    from gpuwatch.sources.api_client import Reply
 
 VARIABLES = "GPUWATCH_PROMETHEUS"
 """Start of the names of the variables that may hold user, password or token."""
@@ -122,9 +123,8 @@ class RemoteQuerier:
         try:
             answer = json.loads(reply.body)
         except (ValueError, RecursionError):
-            kind = reply.kind or "no content type"
             reason = reason if reply.status >= 400 else Reason.NOT_METRICS
-            raise RemoteError(reason, f"{where}: HTTP {reply.status} with {kind} instead of JSON") from None
+            raise RemoteError(reason, f"{where}: HTTP {reply.status} with {_no_json(reply)}") from None
         if not isinstance(answer, dict) or "status" not in answer:
             raise RemoteError(reason, f"{where}: HTTP {reply.status} without a Prometheus answer")
         if answer["status"] != "success":
@@ -154,6 +154,15 @@ def _reading(base: str) -> Iterator[None]:
         raise RemoteError(Reason.NOT_METRICS, f"{base}: the answer has an unexpected shape (no {error})") from None
     except (AttributeError, IndexError, TypeError, ValueError):
         raise RemoteError(Reason.NOT_METRICS, f"{base}: the answer has an unexpected shape") from None
+
+
+def _no_json(reply: Reply) -> str:
+    """Return what an answer that cannot be read as JSON is."""
+    if not reply.body.strip():
+        return "an empty answer instead of JSON"
+    if "json" in reply.kind.lower():
+        return f"JSON that is damaged or was cut short ({len(reply.body):,} bytes)"
+    return f"{reply.kind or 'no content type'} instead of JSON"
 
 
 def _seconds(ms: int) -> str:

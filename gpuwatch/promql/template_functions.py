@@ -158,6 +158,7 @@ def _or(*args: Any) -> Any:
 
 FUNCTIONS: dict[str, Function] = {
     "query": Function(lambda expr: expr),
+    "externalURL": Function(str, 0, 0),
     "first": Function(_first),
     "label": Function(lambda name, sample: _sample(sample).labels.get(_string(name), ""), 2, 2),
     "value": Function(lambda sample: _sample(sample).value),
@@ -189,4 +190,4 @@ FUNCTIONS: dict[str, Function] = {
     "gt": Function(_ordered(lambda one, other: not one <= other), 2, 2),
     "ge": Function(_ordered(lambda one, other: not one < other), 2, 2),
 }
-"""Every function a template may use; `query` is answered by whoever renders."""
+"""Every function a template may use; `query` and `externalURL` are answered by whoever renders."""

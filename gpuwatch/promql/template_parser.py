@@ -113,8 +113,8 @@ _TEXT = re.compile(r"(?:[^\\]|\\(?:[abfnrtv\\\"]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}
 _CONSTANTS: dict[str, bool | None] = {"true": True, "false": False, "nil": None}
 _REFUSED = frozenset({"define", "template", "block", "break", "continue"})
 _BLOCKS = frozenset({"if", "with", "range"})
-_TOP = ("Labels", "Value", "ExternalLabels")
-_KNOWN = frozenset({"$", "$labels", "$value", "$externalLabels"})
+_TOP = ("Labels", "Value", "ExternalLabels", "ExternalURL")
+_KNOWN = frozenset({"$", "$labels", "$value", "$externalLabels", "$externalURL"})
 _DEEPEST = 32
 
 
@@ -304,7 +304,9 @@ class Parser:
             raise PromQLError(f"the variable {name} is not defined")
         if name == "$":
             _check_top(tuple(fields))
-        elif (name == "$value" and fields) or (name in ("$labels", "$externalLabels") and len(fields) > 1):
+        elif (name in ("$value", "$externalURL") and fields) or (
+            name in ("$labels", "$externalLabels") and len(fields) > 1
+        ):
             raise PromQLError(f"{text} has too many fields")
         return Variable(name, tuple(fields))
 

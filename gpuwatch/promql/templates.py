@@ -51,6 +51,8 @@ class Template:
         querier: Querier | None = None,
         time: int = 0,
         external_labels: Mapping[str, str] | None = None,
+        *,
+        external_url: str = "",
     ) -> str:
         """Return the text for one sample of an alert.
 
@@ -60,16 +62,28 @@ class Template:
             querier: Answers the function ``query``.
             time: When queries are evaluated, in milliseconds.
             external_labels: What ``$externalLabels`` stands for.
+            external_url: What ``$externalURL`` stands for.
 
         Raises:
             PromQLError: A query fails or a value has the wrong type.
         """
         if len(self.pieces) <= 1 and all(isinstance(piece, str) for piece in self.pieces):
             return self.text if self.pieces else ""
-        data = {"Labels": dict(labels), "Value": value, "ExternalLabels": dict(external_labels or {})}
+        data = {
+            "Labels": dict(labels),
+            "Value": value,
+            "ExternalLabels": dict(external_labels or {}),
+            "ExternalURL": external_url,
+        }
         run = _Run(querier, time)
         run.scopes[0].update(
-            {"$": _Data(data), "$labels": data["Labels"], "$value": value, "$externalLabels": data["ExternalLabels"]}
+            {
+                "$": _Data(data),
+                "$labels": data["Labels"],
+                "$value": value,
+                "$externalLabels": data["ExternalLabels"],
+                "$externalURL": external_url,
+            }
         )
         run.body(self.pieces, run.scopes[0]["$"])
         text = "".join(run.out)
@@ -173,6 +187,8 @@ class _Run:
             return args[0]
         if command.function == "query":
             return self._query(args[0])
+        if command.function == "externalURL":
+            return self.scopes[0]["$externalURL"]
         try:
             return FUNCTIONS[command.function].call(*args)
         except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:

@@ -226,6 +226,7 @@ tests:
   - interval: 10s
     name: group order, times between evaluations, sums
     external_labels: {cluster: c1}
+    external_url: http://p:9
     input_series:
       - {series: 'm{a="1"}', values: '1+1x20'}
       - {series: 'm{a="2"}', values: '_x3 5 stale 6x5'}
@@ -233,13 +234,13 @@ tests:
       - eval_time: 59s
         alertname: Late
         exp_alerts:
-          - {exp_labels: {a: '1', cluster: c1}, exp_annotations: {text: 'value 4'}}
-          - {exp_labels: {a: '2', cluster: c1}, exp_annotations: {text: 'value 5'}}
+          - {exp_labels: {a: '1', cluster: c1}, exp_annotations: {text: 'value 4', at: 'http://p:9/graph http://p:9'}}
+          - {exp_labels: {a: '2', cluster: c1}, exp_annotations: {text: 'value 5', at: 'http://p:9/graph http://p:9'}}
       - eval_time: 1m
         alertname: Late
         exp_alerts:
-          - {exp_labels: {a: '1', cluster: c1}, exp_annotations: {text: 'value 7'}}
-          - {exp_labels: {a: '2', cluster: c1}, exp_annotations: {text: 'value 6'}}
+          - {exp_labels: {a: '1', cluster: c1}, exp_annotations: {text: 'value 7', at: 'http://p:9/graph http://p:9'}}
+          - {exp_labels: {a: '2', cluster: c1}, exp_annotations: {text: 'value 6', at: 'http://p:9/graph http://p:9'}}
       - {eval_time: 1m, alertname: Nothing}
     promql_expr_test:
       - {expr: 'm', eval_time: 30s, exp_samples: [{labels: 'm{a="1"}', value: 4}, {labels: 'm{a="2"}', value: 5}]}
@@ -260,7 +261,7 @@ groups:
       - alert: Late
         expr: m > 3
         labels: {cluster: '{{ $externalLabels.cluster }}'}
-        annotations: {text: 'value {{ $value }}'}
+        annotations: {text: 'value {{ $value }}', at: '{{ $externalURL }}/graph {{ externalURL }}'}
   - name: second
     rules:
       - record: from:second
@@ -282,6 +283,7 @@ def test_a_file_with_every_feature_passes_in_both(tmp_path):
 
 CHANGES = [
     ("value 7", "value 8"),
+    ("external_url: http://p:9", "external_url: http://p:8"),
     ("{a: '2', cluster: c1}", "{a: '3', cluster: c1}"),
     ("{eval_time: 1m, alertname: Nothing}", "{eval_time: 1m, alertname: Late}"),
     ("alertname: Nothing}", "alertname: Nothing, exp_alerts: [{}]}"),

@@ -164,10 +164,18 @@ def test_yaml_for_alertmanager_says_what_the_rules_say():
             {
                 "source_matchers": ['diagnosis="it\'s"'],
                 "target_matchers": ['diagnosis=~"a|\\"b\\""'],
-                "equal": ["host", "server"],
+                "equal": ["cluster", "host", "server"],
             }
         ]
     }
+
+
+def test_in_alertmanager_nothing_is_muted_by_a_cause_in_another_cluster():
+    """Two clusters may call machines and engines alike; the label is absent, and so equal, where there is one."""
+    rules = yaml.safe_load(alertmanager_yaml([*RULES, InhibitRule(CAUSE, SYMPTOM, ("cluster", "host"))]))
+    equal = [rule["equal"] for rule in rules["inhibit_rules"]]
+    assert len(equal) > 20
+    assert all(names.count("cluster") == 1 for names in equal)
 
 
 def test_yaml_without_rules_is_an_empty_list():

@@ -76,7 +76,7 @@ def test_a_cause_that_was_told_stays_where_nobody_knows_the_placement():
 
 def test_alertmanager_is_not_given_rows_that_need_to_know_where_an_engine_runs():
     given = yaml.safe_load(alertmanager_yaml())["inhibit_rules"]
-    by_host = [rule for rule in given if rule["equal"] == ["host"]]
+    by_host = [rule for rule in given if rule["equal"] == ["cluster", "host"]]
     assert {rule["source_matchers"][0] for rule in by_host} == {
         'diagnosis="host_memory_leak"',
         'diagnosis="k8s_oomkilled"',

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpuwatch.diagnosis.xid_table import TABLE
+from gpuwatch.diagnosis.xid_table import TABLE, is_hardware
 from tests.unit.diagnosis.watch import CONFIG, ENGINE, RULES, SERVER, Watch, event, flags, gpu, name, texts
 
 GIB = 1 << 30
@@ -65,14 +65,55 @@ class TestXids:
         assert watch["xid_software"].caused_by == "xid_hardware"
         assert "Xid 63" in texts(watch["xid_hardware"])
 
-    @pytest.mark.parametrize("code", [63, 156, 160])
-    def test_memory_that_was_taken_out_of_use_is_no_failure_of_the_engine_on_it(self, code):
+    @pytest.mark.parametrize(
+        ("code", "after", "advice"),
+        [
+            (63, "It goes on working.", "when its work allows"),
+            (156, "A reset has to complete that.", "drain the card and reset it"),
+            (160, "It goes on working.", "when its work allows"),
+        ],
+    )
+    def test_memory_that_was_taken_out_of_use_is_no_failure_of_the_engine_on_it(self, code, after, advice):
         watch = Watch().run(30, {**self.xid(code), **placed(), name("gpu_row_remap_failed", gpu(0)): 0.0})
         assert watch.ids == ["xid_software"]
         finding = watch["xid_software"]
         assert (finding.severity, "follows from it" in finding.cause) == ("warning", False)
         assert f"Xid {code}" in finding.cause
-        assert "when its work allows" in finding.advice[0].text
+        assert finding.cause.endswith(after)
+        assert advice in finding.advice[0].text
+
+    @pytest.mark.parametrize(
+        ("code", "severity", "words", "advice"),
+        [
+            (46, "critical", "needs a reset", "reset it"),
+            (54, "critical", "auxiliary power", "power cables"),
+            (109, "critical", "needs a reset", "reset it"),
+            (121, "warning", "goes on working", "nothing now"),
+            (157, "warning", "goes on working", "plan the replacement"),
+            (161, "warning", "goes on working", "plan the replacement"),
+        ],
+    )
+    def test_a_number_is_as_bad_as_the_action_that_nvidia_asks_for(self, code, severity, words, advice):
+        (finding,) = Watch().run(30, self.xid(code)).findings
+        assert finding.severity == severity
+        assert words in finding.cause
+        assert advice in finding.advice[0].text
+        assert "no fault of the card" not in finding.title + finding.cause
+
+    @pytest.mark.parametrize("cause", [{"xid": 79}, {"state": "lost"}])
+    def test_an_engine_that_is_gone_follows_from_its_gpu(self, cause):
+        live = self.xid(79) if "xid" in cause else {name("gpu_state", gpu(0), state="lost"): after(20, 0, 1)}
+        down = {"host": "h", "source": "engine", "target": SERVER, "server": SERVER}
+        up = {
+            name("source_up", down): after(22, 1, 0),
+            name("source_age_seconds", down): lambda second: float(max(0, second - 21)),
+        }
+        watch = Watch().run(60, {**live, **placed(), **up})
+        found = {finding.id: finding.caused_by for finding in watch.findings}
+        assert found["engine_down"] == watch.ids[0]
+        assert watch.ids[0] == ("xid_hardware" if "xid" in cause else "gpu_lost")
+        apart = Watch().run(60, {**live, **placed(1), **up})
+        assert {finding.id: finding.caused_by for finding in apart.findings}["engine_down"] is None
 
     def test_a_fault_of_a_card_explains_no_engine_that_is_well(self):
         finding = Watch().run(30, {**self.xid(48), **placed()})["xid_hardware"]
@@ -114,7 +155,7 @@ class TestXids:
 
     def test_the_rules_take_those_numbers_for_faults_of_the_card_that_the_table_does(self):
         exprs = {rule.name: rule.expr for rule in RULES.alerts}
-        wanted = {code for code, xid in TABLE.items() if xid.kind == "hardware"}
+        wanted = {code for code in TABLE if is_hardware(str(code))}
         for alert, operator, others in (("GpuwatchXidHardware", "=~", set()), ("GpuwatchXidSoftware", "!~", {43, 45})):
             (pattern,) = re.findall(f'xid{operator}"([^"]+)"', exprs[alert])
             assert {code for code in range(1000) if re.fullmatch(pattern, str(code))} == wanted | others, alert
@@ -255,10 +296,12 @@ class TestGrowth:
         watch = Watch().run(180, self.memory(leak, engine=leak, other=0.0))
         assert watch.first_seen["gpu_memory_growth"] <= 140
 
-    def test_another_process_is_named_instead(self):
-        other = lambda now: 36.0 * MIB * now  # noqa: E731
-        finding = Watch().run(160, self.memory(lambda now: 60.0 * GIB + other(now), engine=60.0 * GIB, other=other))
-        assert finding["gpu_memory_growth"].cause == "Another process on GPU 0 grows, not the engine."
+    def test_another_process_is_named_instead_once_it_has_grown_for_longer_than_a_start(self):
+        other = lambda now: 30.0 * MIB * now  # noqa: E731
+        live = self.memory(lambda now: 60.0 * GIB + other(now), engine=60.0 * GIB, other=other)
+        watch = Watch().run(480, live, every=15)
+        assert 360 < watch.first_seen["gpu_memory_growth"] <= 450
+        assert watch["gpu_memory_growth"].cause == "Another process on GPU 0 grows, not the engine."
 
     def test_memory_that_stays_after_each_sleep_says_so(self):
         sleeps = tuple(

@@ -174,6 +174,7 @@ class TestCache:
         assert "No two of 24 prompts shared a first block of 128 tokens" in finding.cause
         assert "Not ruled out: a cache salt or LoRA adapter" in finding.cause
         assert "Ruled out: caching that is switched off" in texts(finding)
+        assert "24 prompts in 2 minutes" in texts(finding)  # what was watched, not the ten minutes that are looked at
 
     def test_a_block_of_784_tokens_is_named_as_the_limit(self):
         finding = Watch().run(121, self.traffic(block=600.0))["prefix_cache_zero_hit"]
@@ -279,6 +280,29 @@ class TestObservation:
             live[name("gpu_engine", gpu(index), server=SERVER)] = 1.0
         finding = Watch().run(3, live)["engine_stalled"]
         assert any(told in evidence.text for evidence in finding.evidence)
+
+    @pytest.mark.parametrize(
+        ("facts", "words", "advice"),
+        [
+            ((), "makes no step", "restart the engine"),
+            ((fact("flag.kv-transfer-config", "{}"),), "does not come from the prefill server", "the prefill server"),
+        ],
+    )
+    def test_an_engine_that_may_wait_for_a_prefill_server_is_not_called_dead(self, facts, words, advice):
+        live = {
+            name("engine_page_frozen_seconds", ENGINE): 70.0,
+            name("engine_requests_running", ENGINE): 0.0,
+            name("engine_requests_waiting", ENGINE): 2.0,
+        }
+        finding = Watch(facts).run(3, live)["engine_stalled"]
+        assert words in finding.cause
+        assert advice in finding.advice[0].text
+        deferred = {
+            **live,
+            name("engine_requests_waiting_by_reason", ENGINE, reason="deferred"): 2.0,
+            name("engine_requests_waiting_by_reason", ENGINE, reason="capacity"): 0.0,
+        }
+        assert Watch(facts).run(3, deferred).ids == []
 
     def test_a_part_of_the_engine_that_died_behind_a_page_that_stands_still_is_the_cause(self):
         live = {

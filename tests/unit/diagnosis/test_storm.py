@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpuwatch.diagnosis.capacity import pool_of
+from gpuwatch.diagnosis.context import Context
 from gpuwatch.model import series
 from tests.unit.diagnosis.storms import KEYS, START, VLLM_0_10_2, VLLM_0_31_0, VLLM_0_32_0, values
 from tests.unit.diagnosis.watch import CONFIG, ENGINE, SERVER, SGLANG, Watch, event, fact, flags, gpu, name, texts
@@ -414,6 +416,43 @@ def test_a_pool_smaller_than_one_request_is_answered_with_the_length_that_fits()
     finding = Watch().run(3, live)["max_model_len_exceeds_kv"]
     assert "65,536" in finding.cause
     assert flags(finding)[0] == ("--context-length", "65536", "1741")
+
+
+SHARED = {
+    name("engine_kv_cache_tokens", ENGINE): 64_000.0,
+    name("engine_kv_cache_blocks", ENGINE): 1000.0,
+    name("engine_kv_block_size_tokens", ENGINE): 64.0,
+    name("engine_config_max_model_len_tokens", CONFIG): 262_144.0,
+}
+
+
+class TestContextParallel:
+    """A page without the tokens of its own says 1,000 blocks of 64 tokens; eight ranks share each block."""
+
+    DECODE = name("engine_config_decode_context_parallel_size", CONFIG)
+    PREFILL = name("engine_config_prefill_context_parallel_size", CONFIG)
+    CONCURRENCY = name("engine_config_max_concurrency", CONFIG)
+
+    def pool(self, live):
+        watch = Watch().run(3, live)
+        return pool_of(Context(watch.querier, START + 2000, watch.facts).about(ENGINE)), watch.ids
+
+    @pytest.mark.parametrize(
+        ("more", "tokens", "requests"), [({}, 64_000, 1), ({DECODE: 8.0}, 512_000, 15), ({PREFILL: 2.0}, 128_000, 3)]
+    )
+    def test_an_engine_that_took_requests_has_a_pool_for_them(self, more, tokens, requests):
+        pool, ids = self.pool({**SHARED, **more})
+        assert (pool.tokens, pool.holds(32_000), ids) == (tokens, requests, [])
+
+    def test_a_page_that_tells_the_tokens_is_believed(self):
+        pool, _ = self.pool({**SHARED, name("engine_kv_cache_tokens", ENGINE): 512_000.0, self.DECODE: 8.0})
+        assert (pool.tokens, pool.blocks, pool.block) == (512_000, 1000, 512)
+
+    def test_what_the_engine_printed_is_told_in_tokens_that_fit(self):
+        live = {**SHARED, self.DECODE: 2.0, self.CONCURRENCY: 0.49}
+        finding = Watch().run(3, live)["max_model_len_exceeds_kv"]
+        assert "holds 128,000" in finding.cause
+        assert ("--max-model-len", "262144", str(999 * 128)) in flags(finding)
 
 
 def test_an_engine_that_refused_to_start_is_answered_with_the_length_it_printed():

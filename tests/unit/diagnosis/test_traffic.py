@@ -45,7 +45,8 @@ class TestQueue:
         finding = watch["queue_growth"]
         assert finding.cause == (
             "2.5 requests per second arrive and 0.5 end: a request that arrives now waits about 160 s, "
-            "in 10 minutes 2560 s if nothing changes."
+            "in 10 minutes 2560 s if nothing changes; clients that a load test starts one after the other look alike "
+            "until all of them have started."
         )
         assert finding.advice[0].text.startswith("serve it with 5 replicas")
 
@@ -104,7 +105,7 @@ class TestThroughput:
     def live(self, **more):
         return {
             name("engine_generation_tokens_total", ENGINE): ramp(700, 400, 100),
-            name("engine_prompt_tokens_total", ENGINE): lambda s: 100.0 * s,
+            name("engine_prompt_tokens_total", ENGINE): ramp(700, 100, 80),
             name("engine_requests_running", ENGINE): 8.0,
             name("engine_requests_waiting", ENGINE): 0.0,
             **more,
@@ -126,7 +127,10 @@ class TestThroughput:
         assert "400 tokens/s in the 10 minutes before" in texts(finding)
 
     def test_a_shorter_history_is_named_as_long_as_it_is(self):
-        live = self.live() | {name("engine_generation_tokens_total", ENGINE): ramp(480, 400, 100)}
+        live = self.live() | {
+            name("engine_generation_tokens_total", ENGINE): ramp(480, 400, 100),
+            name("engine_prompt_tokens_total", ENGINE): ramp(480, 100, 80),
+        }
         found = texts(Watch().run(600, live, every=15)["throughput_collapse"])
         assert "400 tokens/s in the 8 minutes before" in found
 
@@ -245,7 +249,8 @@ class TestCpu:
 class TestContext:
     def live(self, hit=0.2, **more):
         def prompts(now):
-            return 700.0 * (min(now, 720) // 5) + 2100.0 * (max(now, 720) // 5 - 720 // 5)
+            grown = max(now, 720) // 5 - 720 // 5  # from 720 s on each prompt is 200 tokens longer than the one before
+            return 700.0 * (now // 5) + 100.0 * grown * (grown + 1)
 
         return {
             name("engine_prompt_tokens_total", ENGINE): prompts,
@@ -260,7 +265,7 @@ class TestContext:
         watch = Watch().run(870, self.live(), every=15)
         assert watch.first_seen["context_growth"] - 720 <= 120
         finding = watch["context_growth"]
-        assert "to 2,100 tokens, and 80 % of it is computed again each time" in finding.cause
+        assert "to 4,100 tokens, and 80 % of it is computed again each time" in finding.cause
         assert "look alike here" in finding.cause
         assert "route each conversation to the same replica" in finding.advice[0].text
 
@@ -317,6 +322,7 @@ class TestReplicas:
         for rank, load in enumerate(loads):
             rows[name("engine_requests_running", labels, dp_rank=str(rank))] = float(load)
             rows[name("engine_requests_waiting", labels, dp_rank=str(rank))] = 0.0
+            rows[name("engine_time_to_first_token_seconds_count", labels, dp_rank=str(rank))] = lambda s: float(s // 5)
         return rows
 
     def test_each_rank_is_told_and_idle_ones_are_not_called_dead(self):

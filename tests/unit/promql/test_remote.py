@@ -135,8 +135,15 @@ def test_the_servers_own_message_is_kept_on_one_line(server, querier):
             "HTTP 401 (give user and password_file, or token_file, in [prometheus]",
         ),
         ((403, "application/json", b'{"status": "error", "error": "no"}'), "HTTP 403 (give user and password_file"),
-        ((200, "application/json", b"[" * 100_000), "instead of JSON"),
-        ((200, "application/json", b'{"status": "succ'), "instead of JSON"),
+        (
+            (200, "application/json", b"[" * 100_000),
+            "HTTP 200 with JSON that is damaged or was cut short (100,000 bytes)",
+        ),
+        (
+            (200, "application/json", b'{"status": "succ'),
+            "HTTP 200 with JSON that is damaged or was cut short (16 bytes)",
+        ),
+        ((200, "application/json", b" \n"), "HTTP 200 with an empty answer instead of JSON"),
         ((200, "application/json", b"[1]"), "without a Prometheus answer"),
         ((500, "application/json", b"{}"), "HTTP 500 without a Prometheus answer"),
         ((200, "application/json", b'{"status": "success"}'), "unexpected shape (no data)"),

@@ -80,13 +80,15 @@ def querier():
         ('{{ index $labels "host" }}', "node-07"),
         ("{{ print 1 2 `a` 3 }}", "1 2a3"),
         ("{{ $externalLabels.region }}", "eu"),
+        ("{{ $externalURL }} {{ .ExternalURL }} {{ externalURL | toUpper }}", "http://p:9/x http://p:9/x HTTP://P:9/X"),
         ("{{ humanizePercentage 0.123456 }} {{ humanizeDuration 3661 }}", "12.35% 1h 1m 1s"),
         ("{{ true }} {{ -1.5 }} {{ 0x10 }}", "true -1.5 16"),
     ],
 )
 def test_a_template_renders_as_in_prometheus(text, rendered, querier):
     template = templates.parse(text)
-    assert template.render(LABELS, 1234567.5, querier, 1000, {"region": "eu"}) == rendered
+    shown = template.render(LABELS, 1234567.5, querier, 1000, {"region": "eu"}, external_url="http://p:9/x")
+    assert shown == rendered
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,7 @@ def test_a_template_renders_as_in_prometheus(text, rendered, querier):
         ("{{ nosuch $value }}", "nosuch is not supported"),
         ("{{ graphLink `up` }}", "graphLink is not supported"),
         ("{{ $x }}", "$x is not defined"),
+        ("{{ $externalURL.host }}", "$externalURL.host has too many fields"),
         ("{{ if true }}{{ $x := 1 }}{{ end }}{{ $x }}", "$x is not defined"),
         ("{{ $x = 1 }}", "$x is not defined"),
         ("{{ $labels := 1 }}", "cannot be set"),
