@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch import __version__
 from gpuwatch.cli.output import EVIDENCE_SHOWN, advice_text
+from gpuwatch.diagnosis.causes.owners import ENGINE_NAMES, HOST_PROGRAMS
 from gpuwatch.engines.log_text import clean, limit, redact
 
 if TYPE_CHECKING:
@@ -46,6 +47,12 @@ _SYSLOG_HOST = re.compile(
 _NCCL_HOST = re.compile(r"(?:^|(?<=\] ))[\w.-]+(?=:\d+:\d+ \[\d+\])")
 _PROMPT = re.compile(r"^(?:\([\w.-]+\) )?[\w.-]+@[\w.-]+(?=[:~ $#])")
 _UUID = re.compile(r"\b(?P<start>GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]{20,}")
+_SERIAL = re.compile(
+    r"(?P<start>(?:\bS/N|\b(?:GPU |Board )?[Ss]erial(?: ?[Nn]umber)?)\s*[:=#]?\s*)(?=[\w-]*\d{4})[\w-]{6,}"
+)
+# The program that an Xid or the OOM killer names, and the driver's own words for none.
+_PROGRAM = re.compile(r"(?P<start>\bpid='?\d+'?, name=|\bKilled process \d+ \(|,task=)(?P<name>[^,)\s]+)")
+_KNOWN = (*ENGINE_NAMES, *HOST_PROGRAMS, "<", "'<", "[")
 _SHOWN = 300
 
 
@@ -64,9 +71,16 @@ def public(text: str) -> str:
     text = _ADDRESS.sub("<address>", _ADDRESS_6.sub("<address>", _SHORT_6.sub(_address, text)))
     text = _DOMAIN.sub(lambda found: found[0] if _PUBLIC.match(found[0]) else "<host>", text)
     text = _UUID.sub(r"\g<start>-<uuid>", text)
+    text = _SERIAL.sub(r"\g<start><serial>", text)
+    text = _PROGRAM.sub(_program, text)
     for name in _own_names():
         text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "<host>", text)
     return text
+
+
+def _program(found: re.Match[str]) -> str:
+    """Return what stands for the name of a program; that of an engine, or the driver's word for none, stays."""
+    return found[0] if found["name"].startswith(_KNOWN) else found["start"] + "<program>"
 
 
 def _address(found: re.Match[str]) -> str:

@@ -77,6 +77,10 @@ _NOTE_ROWS = """
 traceback_step       | a traceback passes through a step of the engine that has a name
 exception            | an exception at the end of a traceback
 start_refused        | a model, an adapter or its files are refused, and why
+stack_dump           | the stacks of a process that stands still, in the lines below
+build_failed         | a compiler, a library or a header is missing with which kernels are built at start
+allreduce_buffers    | a traceback passes through the sharing of custom all-reduce's buffers
+kv_transfer_failed   | KV cache did not come from the prefill to the decode instance
 files_exhausted      | a process has no file descriptor left
 placement_waits      | the start waits for GPUs in the Ray cluster
 health_unanswered    | SGLang's server got no answer to a health check
@@ -85,6 +89,9 @@ gpu_address          | the address of the GPU that the kernel's next lines are a
 graph_capture_begin  | the engine begins to capture CUDA graphs
 shutdown             | the server was asked to end: Ctrl-C, a signal, the supervisor
 stop_timed_out       | a unit of systemd did not end in the time that it has for that
+mm_profile_begin     | the profile run begins with inputs of the largest size for a multimodal model
+pool_available       | what one of SGLang's pools has left when an allocation fails
+pool_wanted          | the tokens of an allocation that fails in SGLang
 crash_dump           | figures of the step in which the engine died
 process_columns      | the columns of a listing of processes
 process_row          | an engine's process in a listing of processes
@@ -93,6 +100,7 @@ cpu_idle             | the idle share of the host's cores, from top
 omp_threads          | the number of OpenMP threads that was set
 cpu_limit            | the cores that a container may use
 memory_limit         | the memory that a container may use
+cgroup_memory        | what fills a memory cgroup in which the kernel killed
 pod_usage            | what a pod or container uses
 host_memory          | a row of the host's memory, from /proc/meminfo or free
 shm_size             | the size of /dev/shm

@@ -53,6 +53,7 @@ pp                       | | pipeline_parallel_size | last | pipeline-parallel r
 dp                       | | data_parallel_size | last | data-parallel ranks
 dp_local                 | | data_parallel_size_local | last | data-parallel ranks of this server, where a group spans several
 dcp                      | | decode_context_parallel_size | last | decode-context-parallel ranks
+pcp                      | | prefill_context_parallel_size | last | prefill-context-parallel ranks
 model.kv_heads           | | kv_heads | last | KV heads of the model; 1 for latent attention (MLA)
 model.context            | tokens | native_context_tokens | last | longest context that the model's configuration is made for, its rope scaling included
 model.config             | | | last | what the memory ledger needs of the model's config.json, as JSON
@@ -72,6 +73,7 @@ hybrid_kv_manager        | | | last | false where the engine said that it treats
 platform.wsl             | | | last | true where the engine noticed WSL
 gpu.total_bytes          | bytes | | max | memory of the device, as the engine saw it
 gpu.free_at_start_bytes  | bytes | | min | memory free before the engine took any
+gpu.used_at_start_bytes  | bytes | | max | memory in use before the engine took any
 budget.bytes             | bytes | | min | memory that the engine may use
 weights.bytes            | bytes | weights_bytes | max | model weights per GPU
 activation.bytes         | bytes | activation_peak_bytes | max | activation peak that the engine profiled
@@ -81,6 +83,7 @@ peak_torch.bytes         | bytes | | max | highest use of torch's allocator whil
 graph.bytes              | bytes | graph_bytes | max | CUDA graphs
 graph.estimated_bytes    | bytes | | max | CUDA graphs as estimated before the pool was sized
 kv.bytes                 | bytes | kv_cache_bytes | min | KV pool per GPU
+kv.short_bytes           | bytes | | max | by how much memory fell short before there was any for a KV pool
 kv.tokens                | tokens | | last | tokens that the KV pool holds
 kv.swa_tokens            | tokens | | last | tokens that the sliding-window pool holds
 kv.blocks                | | | last | KV blocks in use

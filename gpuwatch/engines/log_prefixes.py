@@ -74,15 +74,41 @@ _UNIT = re.compile(r"^[\w.-]+ (?:kernel|[\w./@-]+\[(?P<pid>\d+)\]): (?P<msg>.*)$
 _KERNEL = re.compile(r"^\[ *\d+\.\d{6}\] (?P<msg>.*)$", re.DOTALL)
 _COMPOSE = re.compile(r"^[\w.-]+-\d+ +\| (?P<msg>.*)$", re.DOTALL)
 _POD = re.compile(r"^\[pod/[^\]]+\] (?P<msg>.*)$", re.DOTALL)
-_TORCH_RANK = re.compile(r"^\[rank(?P<rank>\d+)\]: ?(?P<msg>.*)$", re.DOTALL)
+_TORCH_RANK = re.compile(r"^\[(?:rank|default)(?P<rank>\d+)\]: ?(?P<msg>.*)$", re.DOTALL)
+# mpirun --tag-output
+_MPI = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>: ?(?P<msg>.*)$", re.DOTALL)
+# RFC 5424: "<PRI>1 TIME HOST APP PID MSGID DATA message"; and a bare priority, as the kernel's own buffer has it.
+_SYSLOG_5424 = re.compile(
+    r"^<\d{1,3}>1 (?P<ts>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)) \S+ \S+ "
+    r"(?:(?P<pid>\d+)|\S+) \S+ (?:-|(?:\[[^\]]*\])+) ?\ufeff?(?P<msg>.*)$",
+    re.DOTALL,
+)
+_PRIORITY = re.compile(r"^<\d{1,3}>(?P<msg>(?:\[ *\d+\.\d{6}\]|[A-Z][a-z]{2} [ \d]\d ).*)$", re.DOTALL)
+# What follows the names that some tools put before a line, without a sign between them: a line of an engine, or one of
+# a traceback. Two words of prose look the same.
+_ENGINES_OWN = (
+    r"(?P<msg>(?:\([\w.:-]+(?: [\w=]+)* pid=|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[|Traceback \(|  "
+    r"|[\w.]+(?:Error|Exception|Interrupt)\b).*)$"
+)
+# stern: pod and container, the namespace before them with -A.
+_STERN = re.compile(
+    rf"^(?:[a-z0-9][\w-]* )?[a-z0-9]+(?:[.-][a-z0-9]+)+ [a-z0-9][a-z0-9-]* ?(?:[\u203a|] )?{_ENGINES_OWN}", re.DOTALL
+)
+# srun --label
+_TASK = re.compile(rf"^\d{{1,5}}: {_ENGINES_OWN}", re.DOTALL)
 _RAY_REPEAT = re.compile(r" \[repeated (?P<n>\d+)x across cluster\](?: \(Ray deduplicates.*)?$")
 
 # One member of a record of JSON that is printed over several lines, as cloud consoles export it.
 _MEMBER = re.compile(r"^\s*\"(?:textPayload|message|MESSAGE|log|line)\": (?P<text>\"(?:[^\"\\]|\\.)*\"),?$")
 
 # What may open a line, by its first character; everything else is a message already.
-_BY_FIRST = {"[": (_ISO, _SGLANG, _KERNEL, _CTIME, _POD, _TORCH_RANK), "(": (_TAGGED,)}
 _OTHERS = (_ISO, _UVICORN, _SYSLOG, _JOURNAL, _PYTHON, _UNIT, _COMPOSE, _KIBANA)
+_BY_FIRST = {
+    "[": (_ISO, _SGLANG, _KERNEL, _CTIME, _POD, _TORCH_RANK, _MPI),
+    "(": (_TAGGED,),
+    "<": (_SYSLOG_5424, _PRIORITY),
+    **dict.fromkeys("0123456789", (*_OTHERS, _TASK, _STERN)),
+}
 _MAX_LAYERS = 5
 
 
@@ -120,14 +146,14 @@ def _layer(found: Prefix) -> Prefix | None:
         match = regex.match(text)
         if match is None or (regex is _SGLANG and not (match["ts"] or match["ranks"])):
             continue
-        return _take(found, match, match.groupdict().get("level") or "", absolute=regex is _ISO)
+        return _take(found, match, match.groupdict().get("level") or "", absolute=regex in (_ISO, _SYSLOG_5424))
     return None
 
 
 def _lower(found: Prefix) -> Prefix | None:
-    """Take off what may open with a lower-case letter: a container's name, or a host's name in a journal."""
-    regex = _UNIT if found.time else _COMPOSE
-    match = regex.match(found.message)
+    """Take off what may open with a lower-case letter: the name of a container or pod, or a host's in a journal."""
+    regexes = (_UNIT,) if found.time else (_COMPOSE, _STERN)
+    match = next((match for regex in regexes if (match := regex.match(found.message)) is not None), None)
     return None if match is None else _take(found, match, "")
 
 

@@ -96,10 +96,23 @@ _QUERIES = (
 
 _KEY_NAME = (
     r"(?:[\w.-]*(?:api[_-]?key|apikey|secret|passw(?:or)?d|credential|private[_-]?key|access[_-]?key)[\w-]*"
+    r"|(?<=['\"])auth(?=['\"])"
     r"|[\w.-]*(?:hf|auth|access|bearer|api|session|refresh|id|github|gitlab|hub|wandb|sas)[_-]?token|token)"
 )
 _VALUE = r"(?:\[[^\]]*\]?|\"(?:[^\"\\]|\\.)*\"?|'(?:[^'\\]|\\.)*'?|[^\s,;)}\]&\"']+)"
+_PROSE = r"(?:is|was|to|or|and|for|flag|option|argument|when|with|if|in|on)\b"
 _SECRETS = (
+    # A chat template given as text, and not as a file or by name, holds a system prompt: several words, or Jinja.
+    re.compile(
+        r"(?P<keep>(?<![\w-])--chat[-_]template(?:\s+|=)|['\"]?\bchat_template['\"]?\s*[:=]\s*)"
+        r"(?:\"(?=[^\"]*[\s{])(?:[^\"\\]|\\.)*\"?|'(?=[^']*[\s{])(?:[^'\\]|\\.)*'?)",
+        re.IGNORECASE,
+    ),
+    re.compile(
+        rf"(?P<keep>(?<![\w-])--chat[-_]template(?:\s+|=))(?!['\"<-]|\S*/|\S*\.(?:jinja2?|j2|json|txt)\b|{_PROSE})"
+        rf"(?:\{{.*?|\S+\s+(?!-|{_PROSE})\S.*?)(?=\s--?[a-z]|$)",
+        re.IGNORECASE,
+    ),
     re.compile(
         rf"(?P<keep>(?<![\w-])--?{_KEY_NAME}(?:\s+|=))(?!-){_VALUE}(?:\s+(?!-|\S*:(?:\s|$|//))[^\s,]{{8,}})*",
         re.IGNORECASE,
@@ -120,7 +133,7 @@ _SECRETS = (
     ),
 )
 _SECRET_WORDS = re.compile(
-    r"key|token|secret|passw|credential|authorization|bearer|@|hf_|sk-|gh[pousr]_|glpat|AKIA|eyJ|nvapi|xox[a-z]-|github_pat",
+    r"key|token|secret|passw|credential|auth|chat[-_]template|bearer|@|hf_|sk-|gh[pousr]_|glpat|AKIA|eyJ|nvapi|xox[a-z]-|github_pat",
     re.IGNORECASE,
 )
 

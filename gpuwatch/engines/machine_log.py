@@ -245,6 +245,13 @@ _MEMORY = (
         r"^memory: usage \d+kB, limit (?P<kb>\d{1,12})kB",
     ),
     _ANY.note(
+        "cgroup_memory",
+        "cgroup_memory",
+        "Linux 4.19-, cgroup v2",
+        ("shmem ", "anon "),
+        r"^(?P<what>shmem|anon) (?P<bytes>\d{1,15})$",
+    ),
+    _ANY.note(
         "described_limit",
         "memory_limit",
         "kubectl describe",

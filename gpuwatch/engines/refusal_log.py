@@ -38,6 +38,41 @@ PATTERNS: tuple[Pattern, ...] = (
         r"|PytorchStreamReader failed (?P<damage2>\w.*)",
     ),
     _ANY.note(
+        "quantised_blocks",
+        "start_refused",
+        "vLLM 0.7-, SGLang 0.4.1-",
+        ("is not divisible by weight quantization",),
+        r"Weight (?P<side>\w+) = (?P<part>\d+) is not divisible by weight quantization block_[nk] = (?P<block>\d+)",
+    ),
+    _ANY.note(
+        "build_tool",
+        "build_failed",
+        "shells, ld, gcc",
+        (
+            "nvcc: not found",
+            "nvcc: No such file",
+            "cannot find -l",
+            "Python.h: No such file",
+            "Failed to find C compiler",
+        ),
+        r"(?P<tool>nvcc): (?:not found|No such file)|ld: cannot find -l(?P<library>[\w.+-]+)"
+        r"|(?P<header>Python\.h): No such file|Failed to find (?P<compiler>C compiler)",
+    ),
+    _ANY.note(
+        "allreduce_buffers",
+        "allreduce_buffers",
+        "vLLM 0.3-, SGLang 0.4.4-",
+        ("in register_graph_buffers",),
+        r"^\s*File \"[^\"]*\", line \d+, in register_graph_buffers$",
+    ),
+    _SGLANG.note(
+        "pd_transfer",
+        "kv_transfer_failed",
+        "0.4.6-",
+        ("KVTransferError(",),
+        r"(?P<side>Decode|Prefill) transfer failed .*KVTransferError\(bootstrap_room=\d+\): (?P<why>.*)",
+    ),
+    _ANY.note(
         "many_files",
         "files_exhausted",
         "Linux",
@@ -60,6 +95,7 @@ PATTERNS: tuple[Pattern, ...] = (
         r"Health check failed\. Server couldn't get a response from detokenizer for last (?P<s>\d+) seconds\."
         r"(?: tic start time: (?P<asked>\d\d:\d\d:\d\d)\. last_heartbeat time: (?P<beat>\d\d:\d\d:\d\d))?",
     ),
+    _SGLANG.note("sgl_pyspy", "stack_dump", "0.4-", ("Pyspy dump for PID",), r"^Pyspy dump for PID (?P<pid>\d+)"),
     _SGLANG.note("sgl_exit_code", "exit_code", "0.4-", ("Exit code: ",), r"^Exit code: (?P<code>-?\d+)$"),
     _ANY.note(
         "fatal",

@@ -140,6 +140,23 @@ _EVENTS = (
         ("Prefill out of memory", "Decode out of memory."),
         r"(?P<phase>Prefill|Decode) out of memory\. Try to lower your batch size\.",
     ),
+    _SGLANG.note(
+        "sgl_wanted", "pool_wanted", "0.2.15-", ("Try to allocate ",), r"^Try to allocate (?P<n>\d+) tokens\."
+    ),
+    _SGLANG.note(
+        "sgl_available",
+        "pool_available",
+        "0.5-",
+        (
+            "vailable tokens: ",
+            "vailable full tokens: ",
+            "vailable swa tokens: ",
+            "vailable mamba: ",
+            "vailable SWA tokens: ",
+        ),
+        r"^Available (?P<pool>[A-Za-z]*) ?(?:tokens)?: (?P<n>\d+) "
+        r"\(\w*available_size=(?P<free>\d+) \+ \w*evictable_size_?=(?P<evict>\d+)\)",
+    ),
     _SGLANG.event(
         "sgl_slots",
         "sglang_oom",

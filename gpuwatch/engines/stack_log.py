@@ -115,13 +115,15 @@ STEPS: dict[str, tuple[str, ...]] = {
 STEP_OF: dict[str, str] = {name: step for step, names in STEPS.items() for name in names}
 """Step by function."""
 
-# Files in which any function tells the step.
+# Files in which any function tells the step. Sampling is part of several steps, and no step of its own.
 FILES: dict[str, str] = {
     "spec_decode_worker.py": "draft",
     "eagle_worker.py": "draft",
     "eagle.py": "draft",
     "cuda_graph_runner.py": "graphs",
     "lora_manager.py": "lora",
+    "sampler.py": "sampling",
+    "topk_topp_sampler.py": "sampling",
 }
 """Step by file."""
 
@@ -142,6 +144,14 @@ PATTERNS: tuple[Pattern, ...] = (
         "Python",
         tuple(f", in {name}" for name in STEP_OF),
         rf"^\s*File \"[^\"]*\", line \d+, in (?P<step>{_NAMES})$",
+    ),
+    # The line of code below the last frame of vLLM: the call into a model, whose own frames a log may lack.
+    _ANY.note(
+        "frame_call",
+        "traceback_step",
+        "vLLM 0.8-",
+        ("self.model.get_multimodal_embeddings(", "self.model.embed_multimodal("),
+        r"^\s*(?:\w+ = )?self\.model\.(?P<step>get_multimodal_embeddings|embed_multimodal)\(",
     ),
     _ANY.note(
         "frame_name",

@@ -70,7 +70,9 @@ _GPU = (
         r"|(?P<forward>forward compatibility) was attempted on non supported HW"
         r"|unsupported display driver / cuda (?P<mixed>driver combination)",
     ),
-    _ANY.event("cuda_error", "cuda_error", "all", ("CUDA error: ",), r"CUDA error: (?P<what>[\w -]+)"),
+    _ANY.event(
+        "cuda_error", "cuda_error", "all", ("CUDA error: ",), r"CUDA error: (?P<what>[\w -]+?)(?= +[A-Z_]+=|[^\w -]|$)"
+    ),
 )
 
 _NCCL = (
@@ -238,7 +240,7 @@ _MACHINE = (
         "Linux",
         ("Out of memory: Killed process", "Memory cgroup out of memory: Kill"),
         r"(?P<scope>Out of memory|Memory cgroup out of memory): Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)"
-        r"(?=.*anon-rss:(?P<rss>\d+)kB)?",
+        r"(?=.*anon-rss:(?P<rss>\d+)kB)?(?=.*shmem-rss:(?P<shmem>\d+)kB)?",
     ),
     _ANY.event("oom_killed", "out_of_memory_killed", "Kubernetes", ("OOMKilled",), r"\bOOMKilled\b(?!\"?: *false)"),
     _ANY.event(

@@ -197,8 +197,15 @@ _MEMORY = (
         "kv_available",
         "0.9.1-",
         ("Available KV cache memory: ",),
-        rf"^Available KV cache memory: (?P<gib>{_NUM}) GiB",
-        "kv.bytes=gib:gib",
+        r"^Available KV cache memory: (?:-(?P<short>[\d.]+)|(?P<gib>[\d.]+)) GiB",
+        "kv.bytes=gib:gib kv.short_bytes=short:gib",
+    ),
+    _VLLM.note(
+        "v0_mm_profile",
+        "mm_profile_begin",
+        "V0 0.6-0.8",
+        ("Starting profile run for multi-modal models",),
+        r"^Starting profile run for multi-modal models",
     ),
     _VLLM.fact(
         "kv_cpu",
@@ -219,8 +226,8 @@ _MEMORY = (
         "0.6.5-0.10.2",
         ("PyTorch activation peak memory takes ",),
         rf"model weights take (?P<w>[\d.]+)GiB; non_torch_memory takes (?P<nt>{_NUM})GiB; PyTorch activation peak memory "
-        rf"takes (?P<act>[\d.]+)GiB; the rest of the memory reserved for KV Cache is (?P<kv>{_NUM})GiB",
-        "weights.bytes=w:gib nontorch.bytes=nt:gib activation.bytes=act:gib kv.bytes=kv:gib",
+        rf"takes (?P<act>[\d.]+)GiB; the rest of the memory reserved for KV Cache is (?:-(?P<short>[\d.]+)|(?P<kv>[\d.]+))GiB",
+        "weights.bytes=w:gib nontorch.bytes=nt:gib activation.bytes=act:gib kv.bytes=kv:gib kv.short_bytes=short:gib",
     ),
     _VLLM.fact(
         "v064_profile",
@@ -228,9 +235,9 @@ _MEMORY = (
         ("Memory profiling results: ",),
         rf"^Memory profiling results: total_gpu_memory=(?P<total>[\d.]+)GiB initial_memory_usage=(?P<init>[\d.]+)GiB "
         rf"peak_torch_memory=(?P<peak>[\d.]+)GiB memory_usage_post_profile=(?P<post>[\d.]+)Gi[bB] "
-        rf"non_torch_memory=(?P<nt>{_NUM})GiB kv_cache_size=(?P<kv>{_NUM})GiB gpu_memory_utilization=(?P<util>[\d.]+)",
-        "gpu.total_bytes=total:gib peak_torch.bytes=peak:gib nontorch.bytes=nt:gib kv.bytes=kv:gib "
-        "memory_fraction=util:float",
+        rf"non_torch_memory=(?P<nt>{_NUM})GiB kv_cache_size=(?:-(?P<short>[\d.]+)|(?P<kv>[\d.]+))GiB gpu_memory_utilization=(?P<util>[\d.]+)",
+        "gpu.total_bytes=total:gib gpu.used_at_start_bytes=init:gib peak_torch.bytes=peak:gib nontorch.bytes=nt:gib "
+        "kv.bytes=kv:gib kv.short_bytes=short:gib memory_fraction=util:float",
     ),
     _VLLM.fact(
         "blocks",
@@ -267,7 +274,7 @@ _MEMORY = (
         ("Multiplying the GPU KV cache size",),
         r"^Multiplying the GPU KV cache size by the (?:dcp_world_size (?P<dcp>\d+)\.|cp_world_size (?P<cp>\d+) "
         r"\(pcp_world_size (?P<pcp>\d+) \* dcp_world_size (?P<dcp2>\d+)\))",
-        "dcp=dcp:int dcp=dcp2:int",
+        "dcp=dcp:int dcp=dcp2:int pcp=pcp:int",
     ),
     _VLLM.fact(
         "block_override",

@@ -13,7 +13,7 @@ from gpuwatch.diagnosis.causes import judge
 from gpuwatch.diagnosis.causes.incident import Incident, Input
 from gpuwatch.diagnosis.ranking import rank
 from gpuwatch.model import Fact
-from gpuwatch.sources.files.commands import facts_of_launch, parse_launch
+from gpuwatch.sources.files.commands import facts_of_launch, image_version, parse_launch
 from gpuwatch.sources.files.opening import UnreadableError
 from gpuwatch.sources.files.read import FileText, read_file
 
@@ -84,8 +84,12 @@ def join(texts: Sequence[FileText], flags: str = "") -> Incident:
     facts = [fact for text in texts for fact in text.facts]
     launch = parse_launch(flags) if flags else None
     if launch is not None:
-        inputs.append(Input(FLAGS, "flags", launch.engine))
-        facts += [Fact(key, value, FLAGS, 1) for key, value in facts_of_launch(launch).items()]
+        told = facts_of_launch(launch)
+        version = image_version(flags)
+        if version:
+            told["version"] = version
+        inputs.append(Input(FLAGS, "flags", launch.engine, version))
+        facts += [Fact(key, value, FLAGS, 1) for key, value in told.items()]
     samples = [(text.path, labels, value, time) for text in texts for labels, value, time in text.samples]
     config = next((text.config for text in texts if text.config is not None), None)
     return Incident(tuple(inputs), tuple(facts), tuple(_events(texts)), tuple(samples), config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moments
@@ -9,13 +10,13 @@ from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, gro
 from gpuwatch.diagnosis.explanation import Explanation, count, logged, size
 from gpuwatch.diagnosis.finding import Evidence
 from gpuwatch.diagnosis.xid_table import is_hardware
-from gpuwatch.units import MIB
+from gpuwatch.units import GIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpuwatch.diagnosis.causes.view import Run, View
-    from gpuwatch.diagnosis.finding import Advice
+    from gpuwatch.diagnosis.finding import Advice, Severity
     from gpuwatch.model import LogEvent
 
 FIRST_OPERATIONS = 4
@@ -212,26 +213,40 @@ def _no_segment(view: View, event: LogEvent, sized: list[LogEvent]) -> Cause:
     need = f"a segment of {size(wanted)}" if wanted else "its segment"
     who = "NCCL" if event.event == "nccl_shm_failed" else "A process of the engine"
     cause = f"{who} could not make {need} in /dev/shm: it is too small, full or not writable in this container."
-    advice = list(_enlarge())
+    sizes = [each for each in view.events("shm_size") if amount(each.field("size"), KIB)]
+    there = amount(sizes[-1].field("size"), KIB) if sizes else None
+    advice = list(_enlarge(there))
     if full:
+        held = f" ({_used(sizes[-1]):.0%} of its {size(there)} are used)" if there and _used(sizes[-1]) else ""
         cause = (
-            f"{SHM} is full: {who} could not make {need}. Segments of runs that crashed stay there as long as the "
-            "volume does."
+            f"{SHM} is full{held}, and {who} could not make {need}. Segments of runs that crashed stay there as long "
+            "as the volume does."
         )
         advice.insert(
-            0, advise("delete what earlier runs left: rm /dev/shm/nccl-* when no engine runs, or make the pod anew")
+            0,
+            advise(
+                "see what fills it and whose it is (ls -lS /dev/shm, lsof), and delete what earlier runs left when no "
+                "engine runs: nccl-*, psm_*, sgl_shm_*, torch_*; or make the pod anew"
+            ),
         )
-    evidence = [logged(event), *(logged(each) for each in sized[:2])]
+    evidence = [logged(event), *(logged(each) for each in dict.fromkeys([*sizes[-1:], *sized[:2]]))]
     evidence += [logged(each) for each in view.events("nccl_error")[:1]]
+    died = [each for each in view.events("engine_dead", "worker_dead") if each.source == event.source]
+    evidence += [logged(each) for each in died[:1]]
     evidence.append(ruled_out("the network and NCCL's version: the failed call is a local file", event))
     if full:
         evidence.append(ruled_out("the disk and GPU memory: /dev/shm is host memory", event))
-    return Cause("host_shm_exhaustion", Explanation(cause, 0.95, tuple(evidence), tuple(advice)), event.time)
+    severity: Severity | None = "critical" if died else None
+    explanation = Explanation(cause, 0.95, tuple(evidence), tuple(advice))
+    return Cause("host_shm_exhaustion", explanation, event.time, severity=severity)
 
 
-def _enlarge() -> tuple[Advice, ...]:
+def _enlarge(there: float | None = None) -> tuple[Advice, ...]:
+    """Return how to have more shared memory than `there` is, in bytes."""
+    enough = f"{math.ceil(2 * there / GIB)}g" if there and there * 2 > (amount(ENOUGH_SHM) or 0) else ENOUGH_SHM
+    current = f"{there / GIB:.0f}g" if there and there >= GIB else None
     return (
-        advise("give the container more shared memory, or the host's (--ipc=host)", "--shm-size", None, ENOUGH_SHM),
+        advise("give the container more shared memory, or the host's (--ipc=host)", "--shm-size", current, enough),
         advise(
             "in Kubernetes: mount an emptyDir with medium Memory at /dev/shm; it counts against the pod's memory limit"
         ),
@@ -255,16 +270,25 @@ def stuck(view: View) -> Iterator[Cause]:
     if event.event == "shm_broadcast_stall" and ready is not None and (ready.line or 0) > event.line:
         return
     what = f"the call {event.field('m')}" if event.field("m") else "a step"
+    named = list(dict.fromkeys(each.field("process") for each in dogs))
+    who = f"Rank {named[0]}" if event.event == "sglang_watchdog" and len(named) == 1 and named[0] else "A worker"
+    dumps = [each for each in view.events("stack_dump") if run.holds(each)][:1]
     yield Cause(
         "engine_stalled",
         Explanation(
-            f"A worker does not answer: {what} did not end in time. The log does not say whether it waits for a GPU, "
-            "for another rank or compiles.",
+            f"{who} does not answer: {what} did not end in time. "
+            + (
+                "Whether it waits for a GPU, for another rank or compiles, its stacks tell, which the log holds."
+                if dumps
+                else "The log does not say whether it waits for a GPU, for another rank or compiles."
+            ),
             0.6,
-            tuple(logged(each) for each in (*calls[:1], *dogs[:1], *stalls[-2:])),
+            tuple(logged(each) for each in (*calls[:1], *dogs[:1], *dumps, *stalls[-2:])),
             (
                 advise("look for an Xid at that time: dmesg -T | grep -i xid"),
-                advise("where does it stand: py-spy dump --pid of each worker"),
+                advise(f"read the stacks of process {dumps[0].field('pid')} below line {dumps[0].line}")
+                if dumps
+                else advise("where does it stand: py-spy dump --pid of each worker"),
             ),
         ),
         event.time,

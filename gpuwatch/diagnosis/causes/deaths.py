@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moments
 from gpuwatch.diagnosis.causes.collectives import ENOUGH_SHM
+from gpuwatch.diagnosis.causes.kills import KILLED
 from gpuwatch.diagnosis.causes.owners import foreign_unit, of_engine
 from gpuwatch.diagnosis.causes.view import FRAMES_BEFORE, Cause, advise, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, logged
@@ -55,8 +56,12 @@ _BY_SIGNAL = {
 }
 CODE_BELOW = 3
 """Lines below the end of a process in which its exit code may stand."""
-KILLED = 137
-"""128 + SIGKILL: what a shell, Docker and Kubernetes report of a process that was killed."""
+KILLERS = {
+    "out_of_memory_killed": "the OOM killer for lack of memory",
+    "ray_memory_kill": "Ray's monitor for lack of memory",
+    "pod_evicted": "Kubernetes with its pod, which it evicted for lack of memory or disk",
+}
+"""Who ends a process, by the event that tells of it."""
 
 
 def died(view: View) -> Iterator[Cause | NotEnough]:
@@ -86,6 +91,8 @@ def died(view: View) -> Iterator[Cause | NotEnough]:
                 (
                     advise("who killed it: dmesg -T | grep -i -E 'oom|killed process', kubectl describe pod, ray logs")
                     if caught in ("SIGKILL", *ASKING) and not killer
+                    else advise("the finding about the kill says what ran short, and what to change for it")
+                    if killer
                     else advise(
                         "is /dev/shm full or small (df -h /dev/shm in the container)? Writing to a mapped file "
                         "without room behind it ends so",
@@ -201,7 +208,7 @@ def _foreign(view: View, event: LogEvent) -> bool:
 def _how(caught: str, code: float | None, killer: tuple[LogEvent, ...]) -> str:
     """Return the end of the sentence on how a process ended."""
     if killer:
-        return f", killed for lack of memory ({killer[0].event})."
+        return f", killed by {KILLERS[killer[0].event]}."
     if caught:
         return _BY_SIGNAL.get(caught, ": a crash of native code (a kernel, a library or the driver).")
     if code:
@@ -220,14 +227,18 @@ def _vanished(view: View, event: LogEvent) -> Iterator[Cause | NotEnough]:
         Explanation(
             f"{who} was gone without an error of its own"
             + (
-                f": killed for lack of memory ({killer[0].event})."
+                f": killed by {KILLERS[killer[0].event]}."
                 if killer
                 else ": it was killed from outside (SIGKILL, the OOM killer) or crashed in native code."
             ),
             0.85 if killer else 0.65,
             tuple(evidence),
             (
-                advise("who killed it: dmesg -T | grep -i -E 'oom|killed process|segfault|xid', kubectl describe pod"),
+                advise("the finding about the kill says what ran short, and what to change for it")
+                if killer
+                else advise(
+                    "who killed it: dmesg -T | grep -i -E 'oom|killed process|segfault|xid', kubectl describe pod"
+                ),
                 advise("vLLM exits with status 0 after this: let the supervisor restart always, not on failure only"),
             ),
         ),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.view import Cause, advise, group, ruled_out
-from gpuwatch.diagnosis.explanation import Explanation, logged
+from gpuwatch.diagnosis.explanation import Explanation, logged, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpuwatch.diagnosis.causes.view import View
-    from gpuwatch.diagnosis.finding import Advice
+    from gpuwatch.diagnosis.finding import Advice, Evidence
+    from gpuwatch.model import LogEvent
 
 
 def _unfit(*, forward: bool) -> tuple[str, list[Advice]]:
@@ -33,6 +34,17 @@ def _unfit(*, forward: bool) -> tuple[str, list[Advice]]:
         ),
         advise("or use an image for an older CUDA"),
     ]
+
+
+def _not_the_model(view: View, event: LogEvent) -> Evidence:
+    """Return what rules out the model and its memory: by what the run had loaded, or by what the error is about."""
+    run = view.run_of(event)
+    loaded = run.number("weights.bytes", event.line) if run.source == event.source else None
+    if loaded:
+        return ruled_out(f"the model and its memory: its weights ({size(loaded)}) lay on the GPU already", event)
+    if event.event == "gpu_unsupported":
+        return ruled_out("the model and its memory: the error is about code that is missing, not about memory", event)
+    return ruled_out("the model and its memory: nothing can be loaded before CUDA works", event)
 
 
 def driver(view: View) -> Iterator[Cause]:
@@ -67,7 +79,7 @@ def driver(view: View) -> Iterator[Cause]:
             Explanation(
                 cause,
                 0.93,
-                (logged(event), ruled_out("the model and its memory: nothing had been loaded", event)),
+                (logged(event), _not_the_model(view, event)),
                 tuple(advice),
             ),
             event.time,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moves, neighbours
 from gpuwatch.diagnosis.causes.oom import NAMED, Case, Phase, phase_of, read_oom, retold
+from gpuwatch.diagnosis.causes.serving import activation
 from gpuwatch.diagnosis.causes.uncounted import lora, uncounted_adapters, uncounted_draft
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, count, logged, size
@@ -16,13 +17,15 @@ from gpuwatch.units import GIB
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gpuwatch.diagnosis.causes.view import View
+    from gpuwatch.diagnosis.causes.view import Run, View
     from gpuwatch.diagnosis.finding import Advice
 
-LARGE_TENSOR = GIB
-"""One allocation of this size in a forward pass is logits or an attention mask, not the chunk's activations."""
-LOW_POOL = 0.7
-"""Below this usage of the KV pool nothing speaks for a pool that is too small."""
+MOST_OF_CARD = 0.5
+"""Where others hold more of the card than this, they are why a request fails, and not how the rest is cut up."""
+V0_PROFILE = "determine_num_available_blocks"
+"""V0's method of the profile run; V1 calls it otherwise."""
+GRAPH_FLAGS = ("cuda-graph-max-bs", "cuda-graph-max-bs-decode")
+"""SGLang's flag for the largest batch that is captured, and its name from 0.5.14 on."""
 SEATS = 256
 """The default of --max-num-seqs before V1; the sampler's warm-up grows in proportion to it."""
 
@@ -44,7 +47,9 @@ def out_of_memory(view: View) -> Iterator[Cause | NotEnough]:
             continue
         done.add(key)
         case = Case(view, run, event, oom, phase)
-        if oom.fragmented:
+        if oom.fragmented and oom.shared and (oom.others or 0) > MOST_OF_CARD * (oom.total or 0):
+            yield neighbours.crowded(case)
+        elif oom.fragmented:
             yield fragmentation(case)
         elif oom.shared and phase.step not in ("serve", "logits", "lora", "sampler", "multimodal"):
             yield foreign_memory(case)
@@ -101,13 +106,16 @@ def fragmentation(case: Case) -> Cause:
             "expandable_segments:True",
         )
     ]
+    tenants = neighbours.told(case.view, case.event, oom.gpu) if oom.shared else []
+    held = f" Other processes hold {size(oom.others or 0)}{neighbours.naming(tenants)}." if oom.shared else ""
     return case.found(
         "allocator_fragmentation",
         f"The allocator is fragmented: {size(oom.spare)} are reserved and unused on {case.where}, in pieces too small "
-        f"for {size(oom.requested)}.",
-        0.9,
+        f"for {size(oom.requested)}.{held}",
+        0.7 if oom.shared else 0.9,
         advice,
         *slept,
+        *case.beside,
     )
 
 
@@ -193,13 +201,8 @@ def graphs(case: Case) -> Cause:
     if fraction is not None and total:
         left = f" {fraction:g} of {size(total)} leaves {size((1 - fraction) * total)} for graphs, NCCL and contexts."
     advice = moves.lower_fraction(run, max(case.oom.short, GIB / 2), case.oom.total, "leave more beside the pool")
+    advice += _fewer_graphs(run)
     advice += [
-        advise(
-            "or capture fewer batch sizes",
-            "--cuda-graph-max-bs" if run.sglang else "--cudagraph-capture-sizes",
-            None,
-            None if run.sglang else "1 2 4 8 16 32",
-        ),
         advise(
             "or none, at the price of slower decoding",
             "--disable-cuda-graph" if run.sglang else "--enforce-eager",
@@ -218,6 +221,21 @@ def graphs(case: Case) -> Cause:
     )
 
 
+def _fewer_graphs(run: Run) -> list[Advice]:
+    """Return the advice to capture graphs of fewer batch sizes, by what the engine has for it."""
+    if run.sglang:
+        flag = next((flag for flag in GRAPH_FLAGS if run.number(f"flag.{flag}")), GRAPH_FLAGS[0])
+        most = run.number(f"flag.{flag}")
+        proposed = max(1, int(most) // 4) if most and most > 1 else None
+        return [advise("or capture fewer batch sizes", f"--{flag}", most and int(most), proposed)]
+    if moves.first_engine(run):
+        # V0 captures the batch sizes up to the most requests; it has no flag for the sizes.
+        seats = run.number("max_num_seqs")
+        why = "or capture fewer batch sizes: V0 has graphs up to this many requests"
+        return moves.fewer_seats(run, max(1, int(seats or SEATS) // 4), why, seats)
+    return [advise("or capture fewer batch sizes", "--cudagraph-capture-sizes", None, "1 2 4 8 16 32")]
+
+
 def profile(case: Case) -> Cause:
     """Explain the profile run: one dummy step of the largest size did not fit beside the weights."""
     run = case.run
@@ -228,8 +246,8 @@ def profile(case: Case) -> Cause:
         f"A step of {tokens} does not fit beside the weights on {case.where}: the profile run asked for {case.asked}.",
         0.8,
         [
-            *moves.smaller_chunk(run),
-            *moves.fewer_seats(run, SEATS, "or fewer sequences in a batch"),
+            *([] if V0_PROFILE in case.event.text else moves.smaller_chunk(run)),
+            *moves.fewer_seats(run, _some_seats(run), "or fewer sequences in a batch"),
             moves.more_cards(run, "or spread the weights over more GPUs"),
         ],
         *from_fact(run, "weights.bytes", "weights on the GPU: {}", "bytes"),
@@ -239,79 +257,10 @@ def profile(case: Case) -> Cause:
     )
 
 
-def outside(case: Case) -> Cause:
-    """Explain memory that a library of CUDA asked for beside torch's allocator while the engine served."""
-    who = next((name for word, name in _LIBRARIES.items() if word in case.event.text), "CUDA")
-    return case.found(
-        "gpu_out_of_memory",
-        f"{who} found no memory left on {case.where} while the engine served: handles, workspaces and modules are "
-        "taken outside torch's allocator, beside what the profile at start counted, and the pool has the rest.",
-        0.75,
-        [
-            *moves.lower_fraction(case.run, 0, None, "leave more beside the pool"),
-            advise("is anything else on the card: nvidia-smi lists its processes"),
-        ],
-        ruled_out("a tensor of a step: torch would name the size that it asked for", case.event),
-    )
-
-
-_LIBRARIES = {"CUBLAS": "cuBLAS", "cublas": "cuBLAS", "Cuda failure": "NCCL"}
-
-
-def activation(case: Case) -> Cause:
-    """Explain a step that did not fit while the engine served: the peak of a prefill, or its logits."""
-    if case.event.event == "cuda_oom_other":
-        return outside(case)
-    run, oom = case.run, case.oom
-    dump = [event for event in case.view.events("crash_dump") if run.holds(event) and event.line <= case.event.line]
-    tokens = next((value for event in reversed(dump) if (value := number(event, "tokens"))), None)
-    usage = next((value for event in reversed(dump) if (value := number(event, "kv")) is not None), None)
-    more = []
-    if tokens is not None:
-        more.append(
-            replace(
-                logged(dump[-1]), text=f"the step that failed had {count(tokens)} tokens", value=tokens, unit="tokens"
-            )
-        )
-    if usage is None:
-        usage = _last_usage(case)
-    if usage is not None and usage < LOW_POOL:
-        more.append(ruled_out(f"a KV pool that is too small: it was used to {usage:.0%}", case.event, usage, "ratio"))
-    more += from_fact(run, "activation.bytes", "profiled activation peak: {}", "bytes")
-    advice: list[Advice] = []
-    if case.phase.step == "logits" or (oom.requested or 0) >= LARGE_TENSOR:
-        cause = (
-            f"One tensor of {case.asked} did not fit on {case.where} beside the pool. Logits of a whole prompt have "
-            "that size (tokens x vocabulary x 4 bytes): echo and prompt_logprobs make them, and the start-up profile "
-            "does not count them; a long chunk has such tensors as well."
-        )
-        advice.append(advise("do without echo and prompt_logprobs on long prompts"))
-    else:
-        step = f" of {count(tokens)} tokens" if tokens else ""
-        needed = f"{case.asked} more" if oom.requested is not None else "more"
-        cause = (
-            f"A prefill step{step} needed {needed} than the profile at start had left on {case.where}: the pool took "
-            "the rest."
-        )
-    advice += moves.smaller_chunk(run, tokens)
-    advice += moves.lower_fraction(run, oom.short, oom.total, "or leave more beside the pool")
-    if oom.shared:
-        tenants = neighbours.told(case.view, case.event, oom.gpu)
-        cause += (
-            f" Other processes hold {size(oom.others or 0)} of the card{neighbours.naming(tenants)}: without them it "
-            "would have been there."
-        )
-        more += neighbours.evidence(tenants)
-        advice.append(advise("or stop the other processes, or give them another card; nvidia-smi lists them"))
-    return case.found("prefill_activation_oom", cause, 0.7 if oom.shared else 0.88, advice, *more)
-
-
-def _last_usage(case: Case) -> float | None:
-    for event in reversed(case.view.events("stats")):
-        if case.run.holds(event) and event.line < case.event.line:
-            percent = number(event, "kv")
-            return percent / 100 if percent is not None else number(event, "ftu", "tu")
-    return None
+def _some_seats(run: Run) -> int:
+    """Return fewer requests in a batch than now: the default of V0, or a quarter of what is no more than that."""
+    seats = run.number("max_num_seqs")
+    return max(1, int(seats) // 4) if seats is not None and seats <= SEATS else SEATS
 
 
 def weights(case: Case) -> Cause:

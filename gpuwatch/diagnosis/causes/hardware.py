@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moments
-from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, sampled
+from gpuwatch.diagnosis.causes.view import Cause, advise, number, sampled
 from gpuwatch.diagnosis.explanation import Explanation, logged, told
 from gpuwatch.diagnosis.finding import Evidence
 
@@ -28,9 +28,7 @@ NAMED_ABOVE = 3
 """The kernel module tells over several lines which GPU fell off the bus."""
 UNREAD_LEAST = 3
 """So many values of one card in that state are the card, not a sensor."""
-HEAT = frozenset({"thermal", "sw_thermal", "hw_thermal"})
-"""Reasons for lowered clocks that mean heat."""
-WORKING = 0.5
+BUSY = "absent.gpuwatch_gpu_busy_ratio."
 CAPPED = 0.97
 """A card that draws this share of its limit is held by it."""
 LOST_SPEED = 0.9
@@ -59,22 +57,42 @@ def _not_started(failed: list[LogEvent]) -> Cause:
     )
 
 
-def _unread(view: View) -> Iterator[Cause]:
-    """Explain cards of which nvidia-smi reads nothing but errors; a fan or a power meter alone may fail."""
-    errors: dict[tuple[str, str], list[Fact]] = {}
+def unread_cards(view: View) -> dict[tuple[str, str], list[Fact]]:
+    """Return what nvidia-smi printed in place of values, of cards, by file and index, that the driver fails to read.
+
+    A fan, a thermometer or a power meter alone may fail. Memory is counted by the driver itself: a card that tells no
+    more than that, and not even how busy it is, does not answer either.
+    """
+    errors: dict[tuple[str, str], dict[str, Fact]] = {}
     for fact in view.incident.facts:
         found = _ABSENT.match(fact.key)
         if found is not None and fact.value in UNREAD:
-            errors.setdefault((fact.source, found["gpu"]), []).append(fact)
+            errors.setdefault((fact.source, found["gpu"]), {}).setdefault(fact.key, fact)
     read = {(each.path, each.labels.get("gpu", "")) for each in view.samples("gpu_memory_used_bytes")}
-    dead = {card: facts for card, facts in errors.items() if len(facts) >= UNREAD_LEAST and card not in read}
+    return {
+        card: list(facts.values())
+        for card, facts in errors.items()
+        if len(facts) >= UNREAD_LEAST and (card not in read or any(key.startswith(BUSY) for key in facts))
+    }
+
+
+def _unread(view: View) -> Iterator[Cause]:
+    """Explain cards of which nvidia-smi reads nothing but errors."""
+    dead = unread_cards(view)
     if dead:
         cards = ", ".join(dict.fromkeys(f"GPU {gpu}" for _, gpu in dead))
+        read = {(each.path, each.labels.get("gpu", "")) for each in view.samples("gpu_memory_used_bytes")}
+        partly = any(card in read for card in dead)
         yield Cause(
             "gpu_lost",
             Explanation(
-                f"The driver cannot read {cards} any more: nvidia-smi shows errors in place of all its values.",
-                0.85,
+                f"The driver cannot read {cards} any more: nvidia-smi shows errors in place of "
+                + (
+                    "its sensors and its load; the memory it shows is the driver's own count."
+                    if partly
+                    else "all its values."
+                ),
+                0.75 if partly else 0.85,
                 tuple(
                     told(facts[0], f"{len(facts)} values of GPU {gpu} are {facts[0].value}")
                     for (_, gpu), facts in dead.items()
@@ -85,6 +103,7 @@ def _unread(view: View) -> Iterator[Cause]:
                 ),
             ),
             labels=tuple(("gpu", gpu) for _, gpu in list(dead)[:1] if len(dead) == 1),
+            title="The driver cannot read a GPU" if partly else "",
         )
 
 
@@ -168,7 +187,7 @@ def power_cap(view: View) -> Iterator[Cause]:
     high = max(held, key=lambda pair: pair[1].value)
     speeds = _speeds(view)
     slow, fast = speeds.get(_day(low[1].time)), speeds.get(_day(high[1].time))
-    reasons = [each for each in view.samples("gpu_clocks_event_active", reason="power") if each.value == 1]
+    reasons = [each for each in view.samples("gpu_clocks_event_active", reason="sw_power_cap") if each.value == 1]
     evidence = [
         sampled(low[0], f"it draws {low[0].value:.1f} W of {low[1].value:.0f} W allowed", "watts"),
         *(sampled(each, "the driver says that the power limit holds the clocks back") for each in reasons[:1]),
@@ -249,59 +268,3 @@ def narrow_link(view: View) -> Iterator[Cause]:
                 each.time,
             )
             return
-
-
-def cuda_faults(view: View) -> Iterator[Cause]:
-    """Judge illegal accesses that CUDA reported, where the kernel log is not there to say more."""
-    faults = [
-        event
-        for event in view.events("cuda_error")
-        if any(
-            word in group(event, "what") for word in ("illegal", "misaligned", "launch failure", "device-side assert")
-        )
-    ]
-    if faults and not view.events("xid"):
-        event = faults[0]
-        yield Cause(
-            "xid_software",
-            Explanation(
-                f"A kernel faulted: {group(event, 'what').strip()}. Usually a bug of a kernel, seldom the card: the "
-                "driver's Xid tells (13 or 31: software; 48, 63, 94, 95: memory).",
-                0.6,
-                (logged(event),),
-                (
-                    advise("look for the Xid of that moment: dmesg -T | grep -i xid"),
-                    advise("run once with CUDA_LAUNCH_BLOCKING=1; the trace then names the kernel"),
-                ),
-            ),
-            event.time,
-        )
-
-
-def heat(view: View) -> Iterator[Cause]:
-    """Judge a card whose clocks are held back by heat while it works."""
-    samples = [each for each in view.samples("gpu_clocks_event_active") if each.labels.get("reason") in HEAT]
-    active = [each for each in samples if each.value == 1]
-    if not active:
-        return
-    gpu = active[0].labels.get("gpu", "")
-    busy = [each for each in view.samples("gpu_busy_ratio", gpu=gpu) if each.value >= WORKING]
-    taken = {(each.path, each.time) for each in view.samples("gpu_busy_ratio", gpu=gpu)}
-    times = {(each.path, each.time) for each in active if each.labels.get("gpu", "") == gpu}
-    if not busy or len(times) < max(1.0, len(taken) / 2):
-        return
-    hottest = max(view.samples("gpu_temperature_celsius", gpu=gpu), key=lambda each: each.value, default=None)
-    warm = [sampled(hottest, f"up to {hottest.value:.0f} °C", "celsius")] if hottest is not None else []
-    yield Cause(
-        "throttling",
-        Explanation(
-            f"GPU {gpu} lowers its clocks because it is hot, while it works.",
-            0.85,
-            (sampled(active[0], f"the driver's reason: {active[0].labels.get('reason')}"), *warm),
-            (
-                advise("look at fans, air flow and dust; another card or rack neighbour may blow into it"),
-                advise("a lower power limit keeps the clocks steady until then", "nvidia-smi -pl"),
-            ),
-        ),
-        active[0].time,
-    )

@@ -56,6 +56,7 @@ def host_budget(view: View) -> Iterator[Cause]:
                 ),
             ),
             event.time,
+            severity="critical",  # the engine refuses to start with it
         )
     yield from _swap_space(view)
     for run in view.runs:

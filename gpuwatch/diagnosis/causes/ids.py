@@ -78,7 +78,7 @@ weights_oom                | critical | The weights do not fit
 worker_died                | critical | A worker process was ended
 wsl                        | info     | This is WSL
 xid_hardware               | critical | The GPU's hardware fails
-xid_software               | warning  | The driver reported an error on a GPU that is no fault of the card
+xid_software               | warning  | The driver reported an error on a GPU
 """
 
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes import moments
+from gpuwatch.diagnosis.causes import cgroup, moments
 from gpuwatch.diagnosis.causes.owners import is_other, names_engine, of_engine
 from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, logged, size
 from gpuwatch.diagnosis.finding import Evidence
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gpuwatch.diagnosis.causes.view import View
+    from gpuwatch.diagnosis.finding import Advice
     from gpuwatch.model import LogEvent
 
-_REPORT = 2000
-"""Lines of the kernel's report on a kill: the limit, the figures of the cgroup and one line for each process."""
+KILLED = 137
+"""128 + SIGKILL: what a shell, Docker and Kubernetes report of a process that was killed."""
 _LIMIT = re.compile(r"^(\d+(?:\.\d+)?) ?([KMGT]i?B?)$")
 
 
@@ -61,7 +63,9 @@ def _likeliest(view: View, events: Iterable[LogEvent]) -> tuple[LogEvent, ...]:
 
 def _ray(view: View) -> Iterator[Cause]:
     for event in moments.nearest(view.events("ray_memory_kill"), moments.ends(view))[:1]:
-        used, total, own = number(event, "used"), number(event, "total"), number(event, "own")
+        figured = [each for each in view.events("ray_memory_kill") if number(each, "used")]
+        told = event if number(event, "used") or not figured else figured[-1]
+        used, total, own = number(told, "used"), number(told, "total"), number(told, "own")
         threshold = number(event, "limit")
         run = view.run_of(event)
         cause = "Ray's memory monitor killed the worker: the host's memory was nearly full"
@@ -75,7 +79,7 @@ def _ray(view: View) -> Iterator[Cause]:
                 cause + ".",
                 0.96,
                 (
-                    logged(event),
+                    *(logged(each) for each in dict.fromkeys((event, told))),
                     ruled_out(
                         "the kernel's OOM killer and GPU memory: Ray says that it did it, by the host's memory", event
                     ),
@@ -139,15 +143,20 @@ def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
     ]
     enforced = _enforced(view, event)
     limit = event.field("limit") or (group(limits[0], "size", "memory") if limits else "") or enforced
-    held = number(events[-1], "rss")
-    cause = f"The container{' ' + name if name else ''} crossed its memory limit and was killed (137)"
+    filled, figures, _ = cgroup.filled(view, event)
+    cause = f"The container{' ' + name if name else ''} crossed its memory limit"
+    if event.field("scope") and not any(number(each, "code") == KILLED for each in view.events("container_exit")):
+        cause += f", and the kernel killed {event.field('name')} (pid {event.field('pid')}) in it"
+    else:
+        cause += " and was killed (137)"
     cause += " while the weights were loaded." if loading else "."
+    cause += cgroup.innocent(view, event) + filled
     if waits:
         cause += " It is an init container: the engine's container is not started before it has done its work."
     elif other:
         cause += " It is not the engine's: another container of the pod is, and this end does not explain that one's."
     evidence = [*(logged(each) for each in events[:2]), *([] if other else moments.elsewhere(event, ends))]
-    evidence += [*(logged(each) for each in limits[:1]), *loading]
+    evidence += [*(logged(each) for each in limits[:1]), *figures, *loading]
     evidence.append(ruled_out("GPU memory: the limit is one of host memory", event))
     evidence += [] if other else moments.doubt(event, ends)
     return Cause(
@@ -156,22 +165,7 @@ def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
             cause,
             0.95,
             tuple(evidence),
-            (
-                advise(
-                    "raise the container's memory limit"
-                    + (f" well above the {size(held * 1024)} that it held" if held and not limit else "")
-                    + (f"; the process that was killed held {size(held * 1024)} of it" if held and limit else "")
-                    + ("" if other else ": workers x shard, plus /dev/shm"),
-                    "resources.limits.memory",
-                    limit or None,
-                    _doubled(limit),
-                ),
-                *(
-                    []
-                    if other or any(run.all("ready") for run in view.runs)
-                    else [advise("or load without staging in host memory", "--load-format", None, "runai_streamer")]
-                ),
-            ),
+            tuple(_more_room(view, event, limit)),
         ),
         event.time,
         severity=None if waits else "info" if other else moments.milder(event, ends),
@@ -179,14 +173,39 @@ def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
     )
 
 
+def _more_room(view: View, kill: LogEvent, limit: str) -> Iterator[Advice]:
+    """Yield what to change for a container that crossed its limit, by who held how much where that is known."""
+    other, held = is_other(kill), cgroup.held_by(kill)
+    alien = cgroup.innocent(view, kill)
+    filled, _, shared = cgroup.filled(view, kill)
+    yield advise(
+        "raise the container's memory limit"
+        + (f" well above the {size(held)} that it held" if held and not limit else "")
+        + (f"; the process that was killed held {size(held)} of it" if held and limit and not alien else "")
+        + ("" if other else ": workers x shard, plus /dev/shm"),
+        "resources.limits.memory",
+        limit or None,
+        # Where the victim held next to nothing, what is needed is what the others hold: not known here.
+        None if alien or filled else _doubled(limit),
+    )
+    if alien:
+        yield advise(
+            "who fills it: memory.stat of the cgroup (anon, file, shmem), and RSS of its processes (ps -eo "
+            "pid,rss,args --sort=-rss)"
+        )
+    if shared:
+        yield advise(
+            "or put less into shared memory: a memory-backed /dev/shm, CPU offload and a KV cache on the CPU count "
+            "against the limit"
+        )
+    if not (other or alien or shared or any(run.all("ready") for run in view.runs)):
+        yield advise("or load without staging in host memory", "--load-format", None, "runai_streamer")
+
+
 def _enforced(view: View, kill: LogEvent) -> str:
     """Return the limit that the kernel printed shortly before it killed, as Kubernetes and systemd write it."""
-    near = [
-        each
-        for each in view.events("memory_limit")
-        if each.field("kb") and each.source == kill.source and kill.line - _REPORT <= each.line <= kill.line
-    ]
-    return f"{float(near[-1].field('kb')) / (1 << 20):.4g}Gi" if near else ""
+    limit = cgroup.limit_of(view, kill)
+    return f"{limit / GIB:.4g}Gi" if limit else ""
 
 
 def _doubled(limit: str) -> str | None:
@@ -213,7 +232,7 @@ def _loading(view: View) -> list[Evidence]:
 def _kernel(view: View, events: tuple[LogEvent, ...], constraint: set[str]) -> Cause:
     event = events[0]
     name, pid = event.field("name"), event.field("pid")
-    held = number(event, "rss")
+    held = cgroup.held_by(event)
     own, ends = of_engine(view, event), moments.ends(view)
     limit = _enforced(view, event)
     host = event.field("scope") == "Out of memory" and "CONSTRAINT_MEMCG" not in constraint
@@ -225,11 +244,14 @@ def _kernel(view: View, events: tuple[LogEvent, ...], constraint: set[str]) -> C
     evidence += [*moments.doubt(event, ends), *moments.elsewhere(event, ends)]
     apart = moments.related(event, ends) is False or not (host or own)
     cause = f"The kernel killed {name} (pid {pid}): {where}"
-    cause += f"; it held {size(held * 1024)}." if held else "."
+    cause += f"; it held {size(held)}." if held else "."
+    filled, figures, _ = cgroup.filled(view, event) if not host else ("", [], False)
+    cause += filled
     if host and not own:
         cause += " The victim is not the engine, and need not be the one that took the memory."
     elif not own:
         cause += " It is not the engine: only what shares its cgroup was short of memory."
+    evidence += figures
     return Cause(
         "host_memory_oversubscribed",
         Explanation(
@@ -269,6 +291,8 @@ def _unit(view: View, events: tuple[LogEvent, ...]) -> Cause:
     event, ends = events[0], moments.ends(view)
     unit = event.field("name")
     apart = moments.related(event, ends) is False
+    own = of_engine(view, event)
+    failed = any("Failed with result" in each.text and each.field("name") == unit for each in events)
     return Cause(
         "host_memory_oversubscribed",
         Explanation(
@@ -289,7 +313,7 @@ def _unit(view: View, events: tuple[LogEvent, ...]) -> Cause:
             ),
         ),
         event.time,
-        severity="info" if apart and not of_engine(view, event) else None,
+        severity="info" if apart and not own else "critical" if failed and own and not apart else None,
         apart=apart,
     )
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ERRORS = ("exception", "cuda_error", "graph_capture_failed")
 """Events that quote an error in its own words."""
+_BUILD = re.compile(r"CalledProcessError|ninja|[Cc]ompil|Inductor|subprocess")
 TAIL = 40
 """Lines from the last error to the end of a log that ends with it: what is printed while a server is put away."""
 _GOES_ON = ("stats", "prefix_cache_reset", "retraction")
@@ -36,6 +37,26 @@ _HINTS = (
     ),
     (r"AlignedAllocator", "FlashInfer's workspace is too small for the batch (SGLANG_FLASHINFER_WORKSPACE_SIZE)"),
     (r"dispatch head_dim", "the attention backend has no kernel for this size of a head: choose another one"),
+    (
+        r"nvcc",
+        (
+            "kernels are compiled at start (FlashInfer, DeepGEMM), and the CUDA toolkit is missing: install the one of "
+            "torch's CUDA version and set CUDA_HOME, use an image that has it (-devel), or do without what is compiled "
+            "(vLLM's FlashInfer sampler: VLLM_USE_FLASHINFER_SAMPLER=0)"
+        ),
+    ),
+    (
+        r"cannot find -lcuda\b",
+        (
+            "Triton links against the driver's libcuda.so, and only libcuda.so.1 is there, or none: ldconfig -p | grep "
+            "libcuda; give its folder in TRITON_LIBCUDA_PATH and LIBRARY_PATH, or link libcuda.so to libcuda.so.1"
+        ),
+    ),
+    (r"cannot find -l", "a library is missing with which kernels are built at start: install its -dev package"),
+    (
+        r"Python\.h|Failed to find C compiler",
+        "Triton compiles at start: install gcc and the headers of this Python (python3-dev)",
+    ),
     (r"^LLVM ERROR", "the compiler of a Triton kernel gave up: another backend, or a newer Triton, may do"),
 )
 
@@ -43,8 +64,35 @@ _HINTS = (
 def words(event: LogEvent) -> str:
     """Return an error in its own words, where it stands, and what these words say."""
     said = ": ".join(filter(None, (group(event, "type", "type2", "type3", "type4"), _said(event))))
-    hint = next((hint for regex, hint in _HINTS if re.search(regex, said)), "")
+    hint = next((hint for regex, hint in _HINTS if re.search(regex, said or event.text)), "")
     return f"{said or event.text} [{PurePath(event.source).name}:{event.line}]" + (f"; {hint}" if hint else "")
+
+
+def _cause_above(view: View, event: LogEvent) -> LogEvent:
+    """Return the line about a missing compiler or library that made a build fail, else the error itself."""
+    if not _BUILD.search(f"{_said(event)} {event.text}"):
+        return event
+    near = [
+        each
+        for each in view.events("build_failed")
+        if each.source == event.source and 0 <= event.line - each.line <= FRAMES_BEFORE
+    ]
+    return near[-1] if near else event
+
+
+def _shared_buffers(view: View, event: LogEvent) -> str:
+    """Return what an error says whose traceback passes through the sharing of custom all-reduce's buffers."""
+    near = [
+        each
+        for each in view.events("allreduce_buffers")
+        if each.source == event.source and 0 <= event.line - each.line <= FRAMES_BEFORE
+    ]
+    if not near:
+        return ""
+    return (
+        "; the custom all-reduce could not share its buffers among the ranks: --disable-custom-all-reduce does without "
+        "it; memory of expandable_segments (PYTORCH_CUDA_ALLOC_CONF) cannot be shared so"
+    )
 
 
 def _said(event: LogEvent) -> str:
@@ -64,9 +112,13 @@ def unexplained(view: View) -> Iterator[NotEnough]:
     ]
     raised = _raised(view, ended[0]) if ended else None
     last = [raised] if raised is not None else list(_last(view))
-    for event in last:
+    for error in last:
+        event = _cause_above(view, error)
+        said = words(event) + _shared_buffers(view, error)
+        known = "; " in said.partition("]")[2]
         yield NotEnough(
-            "worker_died", f"why the engine ended: its own error is none that is known here: {words(event)}"
+            "worker_died",
+            f"why the engine ended: {'' if known else 'its own error is none that is known here: '}{said}",
         )
     if ended and not last:
         yield NotEnough(

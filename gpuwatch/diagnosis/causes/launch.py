@@ -11,7 +11,8 @@ from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_o
 from gpuwatch.diagnosis.explanation import Explanation, logged
 from gpuwatch.diagnosis.finding import Evidence, NotEnough
 from gpuwatch.engines.flag_names import misnamed_flag
-from gpuwatch.engines.flag_versions import risky_flags, unknown_flag
+from gpuwatch.engines.flag_versions import always_risky, risky_flags, unknown_flag
+from gpuwatch.engines.version import parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,7 +139,8 @@ def _problems(view: View) -> Iterator[tuple[FlagProblem, Fact]]:
         # A list of arguments that the engine printed itself holds what it took; only what it was told can be wrong.
         values = {key[5:]: fact for key, fact in given.items() if key.startswith("flag.")}
         told = {name: fact.value for name, fact in values.items()}
-        for problem in risky_flags(engine, version, told):
+        traps = risky_flags(engine, version, told) if parse_version(version) else always_risky(engine, told)
+        for problem in traps:
             if problem.flag not in said and _was_chosen(run, problem.flag, values[problem.flag]):
                 said.add(problem.flag)
                 yield problem, values[problem.flag]
@@ -180,6 +182,12 @@ def _refused(view: View, event: LogEvent) -> Cause:
     engine = "sglang" if "sglang" in event.field("prog") or "launch_server" in event.field("prog") else "vllm"
     version = run.text("version") or _version_of(view)
     advice = []
+    stray = [arg for arg in args if not arg.startswith("-") and "/" in arg]
+    server = event.field("prog").rpartition("/")[2]
+    if not names and stray and ("api_server" in server or "launch_server" in server):
+        flag = "--model" if engine == "vllm" else "--model-path"
+        text = f"{server} takes the model with a flag, where vllm serve takes it bare"
+        advice.append(advise(text, flag, None, stray[0]))
     for name in names[:3]:
         bare = name.lstrip("-")
         known = misnamed_flag(engine, version, bare, refused=True) or unknown_flag(engine, version, bare)

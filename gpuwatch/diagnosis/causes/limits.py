@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.causes.view import Run, View
     from gpuwatch.diagnosis.finding import Advice
 
+HALVED = 2
+"""By this factor 8 bits make a pool of 16 bits hold more tokens."""
+REACHED = 4
+"""A larger share of the card does not make a pool more than so many times as large, where its size is not known."""
 TINY_POOL = 8
 """A pool of less than 1/8 of the longest accepted request was not meant to be so small."""
 
@@ -62,18 +66,27 @@ def too_long(view: View) -> Iterator[Cause]:
         advice += moves.shorter(
             run, fits, f"accept no more than fits: {count(fits)} tokens" if fits else "accept shorter requests", asked
         )
-        if not view.events("torch_oom"):
+        ratio = asked / fits if asked and fits else 1
+        if not view.events("torch_oom") and (more or ratio <= REACHED):
             advice += moves.higher_fraction(run, more, None, "or give the KV cache more memory")
-        advice.append(
-            advise(
-                "or store it in 8 bits, which halves it",
-                "--kv-cache-dtype",
-                run.text("kv.dtype") or None,
-                "fp8_e4m3" if run.sglang else "fp8",
-            )
-        )
+        advice += _beyond(run, need / have if need and have else asked / fits if asked and fits else None)
         evidence.append(ruled_out("weights that do not fit: they were loaded, the pool was sized after them", event))
         yield Cause("max_model_len_exceeds_kv", Explanation(cause, 0.97, tuple(evidence), tuple(advice)), event.time)
+
+
+def _beyond(run: Run, ratio: float | None) -> list[Advice]:
+    """Return the ways to hold more tokens in the same memory, where a request needs `ratio` times the pool."""
+    if ratio is not None and ratio > HALVED:
+        text = f"or spread it over more GPUs: 8 bits only halve a need that is {ratio:.1f} times the pool"
+        return [moves.more_cards(run, text)]
+    return [
+        advise(
+            "or store it in 8 bits, which halves it",
+            "--kv-cache-dtype",
+            run.text("kv.dtype") or None,
+            "fp8_e4m3" if run.sglang else "fp8",
+        )
+    ]
 
 
 def _fitting(need: float | None, have: float | None, asked: float | None) -> float | None:
@@ -119,18 +132,7 @@ def undersized(view: View) -> Iterator[Cause]:
         if cap is not None:
             advice = [advise("remove the cap on the pool", "--max-total-tokens", cap.value, "(none)")]
         else:
-            advice = [
-                advise(
-                    "restart: a pool that was measured while loading still held memory comes out too small; newer "
-                    "builds clean up first"
-                ),
-                advise(
-                    "or set the pool by hand",
-                    "--max-total-tokens" if run.sglang else "--kv-cache-memory-bytes",
-                    None,
-                    int(longest) if run.sglang and longest else None,
-                ),
-            ]
+            advice = _enlarged(run)
         yield Cause(
             "kv_pool_undersized",
             Explanation(
@@ -145,6 +147,17 @@ def undersized(view: View) -> Iterator[Cause]:
             fact.time or 0,
         )
         return
+
+
+def _enlarged(run: Run) -> list[Advice]:
+    """Return how to get a larger pool. SGLang takes --max-total-tokens as an upper bound only: its share decides."""
+    restart = advise(
+        "restart: a pool that was measured while loading still held memory comes out too small; newer builds clean up "
+        "first"
+    )
+    if not run.sglang:
+        return [restart, advise("or set the pool by hand", "--kv-cache-memory-bytes")]
+    return [*moves.larger_share(run, "give weights and pool more of the card"), restart]
 
 
 def graph_budget(view: View) -> Iterator[Cause]:

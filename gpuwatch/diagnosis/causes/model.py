@@ -105,6 +105,7 @@ def _beyond(view: View, event: LogEvent) -> Cause:
             ),
         ),
         event.time,
+        severity=None if allowed else "critical",
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.diagnosis.bounds import HIGHEST_FRACTION, SMALLEST_CHUNK
 from gpuwatch.diagnosis.causes.view import advise
 from gpuwatch.diagnosis.explanation import count, size
+from gpuwatch.engines.flag_versions import always_risky
 from gpuwatch.ledger.defaults import NEW_FRACTION, NEW_FRACTION_SINCE, OLD_FRACTION
 from gpuwatch.units import GIB
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 LOWEST_FRACTION = 0.05
 USUAL_SHARES = (0.9, 0.95)
 """Above the last one, contexts and the next peak have too little left."""
+USUAL_CARD = 80 * GIB
+"""Where a card's size is not known, it is not taken to be larger than this."""
+LARGEST_CARD = 288 * GIB
+"""No card that engines run on has more memory (B300)."""
+V1 = (0, 8, 0)
+"""vLLM from here on uses the V1 engine unless told otherwise."""
 DEFAULT_SWAP = 4 * GIB
 SPARE = 8 * GIB
 """What SGLang's guide to tuning wants free after the start for activations: 5 to 8 GB."""
@@ -82,12 +89,22 @@ def pool_bytes(run: Run) -> float | None:
     return blocks * (DEFAULT_SWAP if space is None else space * GIB) / swapped
 
 
+def first_engine(run: Run) -> bool:
+    """Whether the run is of vLLM V0: by its version, or by the blocks on the host, which only V0 has."""
+    if run.sglang:
+        return False
+    return run.number("kv.cpu_blocks") is not None or (run.version is not None and run.version < V1)
+
+
 def smaller_chunk(run: Run, step_tokens: float | None = None) -> list[Advice]:
     """Return the advice to process prompts in smaller chunks; a step of `step_tokens` is known not to fit.
 
     Activations grow in proportion to the tokens of a step: the largest power of two below half of them is proposed.
     """
     budget = run.number("max_num_batched_tokens")
+    if first_engine(run) and not run.yes("chunked_prefill") and not run.yes("flag.enable-chunked-prefill"):
+        # Without chunked prefill V0 refuses a budget below the longest request.
+        return []
     base = min(step_tokens or budget or 0, budget or step_tokens or 0)
     if base <= SMALLEST_CHUNK:
         return (
@@ -110,10 +127,19 @@ def lower_fraction(run: Run, missing: float, total: float | None, why: str) -> l
     if base is None:
         return [advise(why, fraction_flag(run))]
     if not total:
-        return [advise(why + note, fraction_flag(run), current, max(LOWEST_FRACTION, round(base - 0.03, 2)))]
+        lower = max(LOWEST_FRACTION, min(round(base - 0.03, 2), _beyond_trap(run, base)))
+        return [advise(why + note, fraction_flag(run), current, lower)]
     step = max(0.02, math.ceil((missing + RESERVE) / total * 100) / 100)
-    proposed = max(LOWEST_FRACTION, round(base - step, 2))
-    return [advise(f"{why}: {size(step * total)} less for the pool{note}", fraction_flag(run), current, proposed)]
+    proposed = max(LOWEST_FRACTION, min(round(base - step, 2), _beyond_trap(run, base)))
+    less = size((base - proposed) * total)
+    return [advise(f"{why}: {less} less for the pool{note}", fraction_flag(run), current, proposed)]
+
+
+def _beyond_trap(run: Run, base: float) -> float:
+    """Return the share that the table of traps proposes instead of `base`; 1 where `base` is none."""
+    flag = fraction_flag(run).removeprefix("--")
+    traps = always_risky("sglang" if run.sglang else "vllm", {flag: base})
+    return min((float(trap.proposed) for trap in traps), default=1.0)
 
 
 def higher_fraction(run: Run, missing: float, total: float | None, why: str) -> list[Advice]:
@@ -127,20 +153,24 @@ def higher_fraction(run: Run, missing: float, total: float | None, why: str) -> 
     known = total or run.number("gpu.total_bytes")
     total = known or least_total(run)
     spent = base is not None and base >= USUAL_SHARES[-1]
+    if base is not None and not known and missing > (HIGHEST_FRACTION - base) * LARGEST_CARD:
+        return []
     if base is None or not total or missing <= 0:
         return [] if spent else [advise(why, fraction_flag(run), current)]
     wanted = math.ceil((base + missing / total) * 100) / 100
     if wanted > HIGHEST_FRACTION and not known:
         return [] if spent else [advise(f"{why}: {size(missing)} more", fraction_flag(run), current)]
     if wanted > HIGHEST_FRACTION:
-        return [advise(f"{why}; {size(missing)} more would take {wanted:.0%} of the card, which it does not have")]
+        text = f"{why}: {size(missing)} more would take {wanted:.0%} of the card"
+        return [advise(f"{text}, which it does not have" if wanted >= 1 else f"{text}; contexts need the last few")]
     return [advise(f"{why}: {size(missing)} more{note}", fraction_flag(run), current, wanted)]
 
 
 def more_cards(run: Run, why: str) -> Advice:
     """Return the advice to use more GPUs for the model: twice as many, where it is known how many it has."""
     flag = "--tp-size" if run.sglang else "--tensor-parallel-size"
-    return advise(why, flag, run.told_tp, None if run.told_tp is None else run.told_tp * 2)
+    ranks = run.told_tp or (1 if run.fact("model") is not None and run.fact("tp") is None else None)
+    return advise(why, flag, run.told_tp, None if ranks is None else ranks * 2)
 
 
 def fewer_seats(run: Run, proposed: int, why: str, current: float | None = None) -> list[Advice]:
@@ -168,6 +198,26 @@ def next_share(run: Run, why: str) -> list[Advice]:
     if proposed is None:
         return []
     return [advise(why + note, fraction_flag(run), run.number("memory_fraction"), proposed)]
+
+
+def share_for(run: Run, missing: float, why: str) -> list[Advice]:
+    """Return the advice to take a usual share of the card that gives `missing` bytes more, its size being unknown.
+
+    A share is proposed with the size that the card must have for it; none where that is more than `USUAL_CARD`.
+    """
+    base, note = _counted_from(run)
+    current = run.number("memory_fraction")
+    if base is None:
+        return next_share(run, why)
+    for share in USUAL_SHARES:
+        if share > base and missing / (share - base) <= USUAL_CARD:
+            enough = (
+                f": {size(missing)} are missing, which it gives on cards of {size(missing / (share - base))} and up"
+            )
+            return [advise(why + enough + note, fraction_flag(run), current, share)]
+    if base >= USUAL_SHARES[-1]:
+        return []
+    return [advise(f"{why}: at least {size(missing)} more{note}", fraction_flag(run), current)]
 
 
 def larger_share(run: Run, why: str) -> list[Advice]:

@@ -67,8 +67,8 @@ def told(view: View, event: LogEvent, gpu: str) -> list[Tenant]:
     text = event.field("procs")
     held = _HELD.findall(text)
     if "this process has" not in text:
-        # In a container the message's own process is one among the others, and nvidia-smi sees other pids.
-        return [row for row in rows if any(_alike(bytes_of(amount) or 0, row.held) for _, amount in held)]
+        # In a container the message's own process is one among the others, under the host's pid.
+        held = _without_own(held, event)
     names = {row.pid: row for row in rows}
     return [
         names.get(pid, Tenant("", pid, float(bytes_of(amount) or 0)))
@@ -76,6 +76,16 @@ def told(view: View, event: LogEvent, gpu: str) -> list[Tenant]:
         else _by_size(pid, float(bytes_of(amount) or 0), rows)
         for pid, amount in held
     ]
+
+
+def _without_own(held: list[tuple[str, str]], event: LogEvent) -> list[tuple[str, str]]:
+    """Return the processes without the one that holds about what torch's allocator does: the message's own."""
+    allocated, spare = bytes_of(event.field("alloc")), bytes_of(event.field("unalloc"))
+    if allocated is None or not held:
+        return []
+    own = allocated + (spare or 0)
+    mine = min(held, key=lambda each: abs((bytes_of(each[1]) or 0) - own))
+    return [each for each in held if each is not mine]
 
 
 def _by_size(pid: str, held: float, rows: list[Tenant]) -> Tenant:
@@ -123,6 +133,25 @@ def squeezed(case: Case, share: float) -> Cause:
         [
             advise("stop the other process, or give it another card; nvidia-smi lists what holds this one"),
             *moves.lower_fraction(case.run, beyond, total, "or leave its memory out of the engine's share"),
+        ],
+        *evidence(tenants),
+    )
+
+
+def crowded(case: Case) -> Cause:
+    """Explain a request that failed on a card that others hold most of, whatever the allocator keeps in pieces."""
+    oom = case.oom
+    held, total = oom.others or 0, oom.total or 0
+    tenants = told(case.view, case.event, oom.gpu)
+    return case.found(
+        "gpu_out_of_memory",
+        f"Other processes hold {size(held)} of the {size(total)} of {case.where}{naming(tenants)}, and {case.asked} "
+        f"could not be had. {size(oom.spare or 0)} are reserved and unused in this process: in pieces, they did not "
+        "serve it either.",
+        0.75,
+        [
+            advise("stop the other process, or give it another card; nvidia-smi lists what holds this one"),
+            advise("or let the allocator join its pieces", "PYTORCH_CUDA_ALLOC_CONF", None, "expandable_segments:True"),
         ],
         *evidence(tenants),
     )

@@ -68,6 +68,11 @@ class Oom:
         )
 
     @property
+    def decided_by_others(self) -> bool:
+        """Whether what other processes hold, even a small part of the card, is more than what was missing."""
+        return self.others is not None and self.others >= NOTICED and self.others >= self.short > 0
+
+    @property
     def short(self) -> int:
         """How many bytes were missing; 0 where the line does not tell."""
         if self.requested is None or self.free is None:
@@ -156,7 +161,7 @@ def figures(oom: Oom) -> list[Evidence]:
             )
         found.append(_of(oom, text, oom.spare))
     if oom.others is not None and not oom.shared:
-        decides = oom.others >= NOTICED and oom.others >= oom.short > 0
+        decides = oom.decided_by_others
         text = f"{'Not ruled' if decides else 'Ruled'} out: other processes: they hold {size(oom.others)}"
         text += f", more than the {size(oom.short)} that were missing" if decides else ""
         found.append(_of(oom, text, oom.others))
@@ -191,6 +196,8 @@ def phase_of(view: View, run: Run, event: LogEvent) -> Phase:
         if inner:
             frames.setdefault(inner, frame)
     steps = frozenset(frames)
+    if (begun := _multimodal_profile(view, run, event, steps)) is not None:
+        return Phase("multimodal", steps | {"profile"}, (logged(begun),), sure=True)
     for step in STEPS:
         if step in frames:
             return Phase(step, steps, (logged(frames[step]),), sure=True)
@@ -198,7 +205,15 @@ def phase_of(view: View, run: Run, event: LogEvent) -> Phase:
         return Phase("graphs", steps, (), sure=True)
     if event.field("serving"):
         return Phase("serve", steps, (), sure=True)
-    return _by_order(view, run, event)
+    return replace(_by_order(view, run, event), steps=steps)
+
+
+def _multimodal_profile(view: View, run: Run, event: LogEvent, steps: frozenset[str]) -> LogEvent | None:
+    """Return the line that begins V0's profile run of a multimodal model, where the error came in that run."""
+    begun = [each for each in view.events("mm_profile_begin") if run.holds(each) and each.line < event.line]
+    ended = run.fact("kv.blocks", event.line) or run.fact("ready", event.line)
+    profiling = not steps or "profile" in steps
+    return begun[-1] if begun and ended is None and profiling else None
 
 
 def _by_order(view: View, run: Run, event: LogEvent) -> Phase:
@@ -252,6 +267,11 @@ class Case:
     event: LogEvent
     oom: Oom
     phase: Phase
+
+    @property
+    def logits(self) -> frozenset[str]:
+        """The functions that make logits or look at them."""
+        return frozenset(STEPS["logits"])
 
     @property
     def evidence(self) -> list[Evidence]:

@@ -18,7 +18,7 @@ ENGINE_NAMES = (
 )  # fmt: skip
 """How the names of processes begin that may be an engine's; the kernel cuts names to 15 letters."""
 _OWN_NAMES = ("VLLM::", "vllm", "VllmWorker", "EngineCore", "sglang")
-_HOST_PROGRAMS = ("nvidia-cuda-mps", "tritonserver", "torchrun", "uvicorn", "gunicorn")
+HOST_PROGRAMS = ("nvidia-cuda-mps", "tritonserver", "torchrun", "uvicorn", "gunicorn")
 """Programs in whose name, or in whose process, an engine may run."""
 _SERVICE = re.compile(r"/system\.slice/(?:[^/]*/)*?(?P<unit>[^/]+)\.service(?:/|$)")
 # Services below which other people's programs run: containers, jobs, logins.
@@ -51,7 +51,7 @@ def foreign_unit(name: str) -> bool:
 def foreign_program(event: LogEvent) -> bool:
     """Whether the driver names a program that is no engine's, of an Xid that ends the program that it is about."""
     name = event.field("name").strip("'\"")
-    known = name and not name.startswith(("<", "[", *ENGINE_NAMES, *_HOST_PROGRAMS))
+    known = name and not name.startswith(("<", "[", *ENGINE_NAMES, *HOST_PROGRAMS))
     return bool(known) and is_application(event.field("code"))
 
 

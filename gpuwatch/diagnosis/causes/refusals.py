@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.view import Cause, advise, group, number
@@ -33,6 +34,10 @@ def refused(view: View) -> Iterator[Cause]:
             yield _damaged(view, event, damage)
             break
     for event in events:
+        if event.field("block"):
+            yield _blocks(view, event)
+            break
+    for event in events:
         if event.field("repo") or event.field("trust"):
             yield _custom_code(view, event)
             break
@@ -54,6 +59,53 @@ def _custom_code(view: View, event: LogEvent) -> Cause:
         ),
         event.time,
     )
+
+
+def _blocks(view: View, event: LogEvent) -> Cause:
+    """Explain a weight whose part on one rank is no whole number of blocks of its quantisation."""
+    part, block = int(number(event, "part") or 0), int(number(event, "block") or 1)
+    ranks = view.run_of(event).told_tp or 0
+    whole = part * ranks
+    fits = next((each for each in range(ranks, 0, -1) if ranks % each == 0 and whole % (each * block) == 0), None)
+    return Cause(
+        "flag_unknown",
+        Explanation(
+            f"The engine did not start: {count(part)} rows or columns of a weight on each rank are no whole number of "
+            f"blocks of {block}, in which the checkpoint is quantised"
+            + (f"; {ranks} ranks are too many for it." if ranks else ": there are too many ranks for it."),
+            0.95,
+            (logged(event),),
+            (
+                advise(
+                    f"{count(whole // fits)} on each rank are whole blocks; use the other GPUs as pipeline stages or "
+                    "replicas"
+                    if fits
+                    else "fewer ranks, so that each has whole blocks; the other GPUs as pipeline stages or replicas",
+                    "--tp-size" if view.run_of(event).sglang else "--tensor-parallel-size",
+                    ranks or None,
+                    fits,
+                ),
+                advise("or a checkpoint that is not quantised in blocks"),
+            ),
+        ),
+        event.time,
+        title="A launch flag has a value that this model cannot take",
+    )
+
+
+def transfers(view: View) -> Iterator[NotEnough]:
+    """Say what would tell why KV cache did not come from a prefill instance to the decode one."""
+    events = view.events("kv_transfer_failed")
+    told = [event for event in events if "another rank" not in event.field("why")] or list(events)
+    for event in told[:1]:
+        side, other = ("prefill", "decode") if event.field("side") == "Prefill" else ("decode", "prefill")
+        yield NotEnough(
+            "engine_down",
+            f"whether the {other} instance is up: requests fail because KV cache did not go over "
+            f"({event.field('why').rstrip('.')}, [{PurePath(event.source).name}:{event.line}]). The log of the {other} "
+            f"instance of that moment says whether it died; where it lives, the network between the two (RDMA devices, "
+            f"--disaggregation-ib-device, the port of --disaggregation-bootstrap-port as the {side} instance sees it)",
+        )
 
 
 def _adapter(view: View, event: LogEvent) -> Cause:

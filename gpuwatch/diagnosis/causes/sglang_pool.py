@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpuwatch.diagnosis.causes.view import View
-    from gpuwatch.diagnosis.finding import Evidence
+    from gpuwatch.diagnosis.finding import Advice, Evidence
     from gpuwatch.model import LogEvent
 
 BRIM = 0.985
@@ -25,6 +25,12 @@ COLLAPSED = 0.33
 """Generation at this share of what it was, with no fewer requests running, is a collapse."""
 
 
+FIGURES = 6
+"""Lines below a failed allocation in which SGLang prints what each pool has."""
+PAGE = 64
+"""Tokens of a page where the log does not say it: the largest that is usual."""
+SEATS = 256
+"""Requests that run at a time where the log does not say it."""
 ENOUGH = 2
 """One victim is how the scheduler finds its limit."""
 
@@ -198,6 +204,8 @@ def _request_slots(view: View, event: LogEvent) -> Cause:
 
 def _page_allocation(view: View, event: LogEvent) -> Cause:
     run = view.run_of(event)
+    if (counted := _counted(view, event)) is not None:
+        return counted
     phase = event.field("phase").lower() or "a batch"
     page = run.number("kv.block_size")
     return Cause(
@@ -221,6 +229,59 @@ def _page_allocation(view: View, event: LogEvent) -> Cause:
         ),
         event.time,
     )
+
+
+def _counted(view: View, event: LogEvent) -> Cause | None:
+    """Explain an allocation that failed by the figures of each pool that the engine prints below it; None without."""
+    near = [
+        each
+        for each in view.events("pool_wanted", "pool_available")
+        if each.source == event.source and 0 <= each.line - event.line <= FIGURES
+    ]
+    wanted = next((number(each, "n") for each in near if each.event == "pool_wanted"), None)
+    pools = [each for each in near if each.event == "pool_available"]
+    if wanted is None or not pools:
+        return None
+    run = view.run_of(event)
+    # States of Mamba are counted by request, tokens of the other pools by token.
+    short = [each for each in pools if (number(each, "n") or 0) < (1 if each.field("pool") == "mamba" else wanted)]
+    # Every running request may need a page of its own, of which single tokens say nothing.
+    pages = (run.number("kv.block_size") or PAGE) * (run.number("max_num_seqs") or SEATS)
+    tokens = [number(each, "n") or 0 for each in pools if each.field("pool") != "mamba"]
+    if not short and any(left < wanted + pages for left in tokens):
+        return None
+    said = ", ".join(f"{count(number(each, 'n') or 0)} {_unit(each)}" for each in pools)
+    evidence = (logged(event), *(logged(each) for each in pools))
+    phase = event.field("phase").lower() or "a batch"
+    update = advise("update SGLang; report these lines if the newest version fails with room as well")
+    if not short:
+        cached = sum(number(each, "evict") or 0 for each in pools) > sum(number(each, "free") or 0 for each in pools)
+        held = ", most of it entries of the cache that were to be given up for it" if cached else ""
+        cause = (
+            f"SGLang could not allocate {count(wanted)} tokens for {phase} although its own figures have room: {said}"
+            f"{held}. That is a defect of the engine, not load, and a larger pool does not change it."
+        )
+        again = advise("does it happen without the tree of cached prefixes as well", "--disable-radix-cache")
+        advice: tuple[Advice, ...] = (update, again)
+    else:
+        which = " and ".join(_unit(each) for each in short)
+        cause = (
+            f"SGLang could not allocate {count(wanted)} tokens for {phase}: what is short are {which} ({said} were "
+            "left, those that can be given up included)."
+        )
+        seats = run.number("max_num_seqs")
+        fewer = max(1, int(seats) // 2) if seats else None
+        advice = (
+            advise("admit fewer requests at a time", "--max-running-requests", seats and int(seats), fewer),
+            *moves.larger_share(run, "or enlarge the pool where memory is left beside it"),
+        )
+    return Cause("sglang_kv_alloc_failure", Explanation(cause, 0.88, evidence, advice), event.time)
+
+
+def _unit(event: LogEvent) -> str:
+    """Return what a pool holds, for a sentence."""
+    pool = event.field("pool")
+    return "Mamba states" if pool == "mamba" else f"{pool} tokens".strip()
 
 
 def _retained(view: View, course: Course) -> Cause | None:

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.bounds import HIGHEST_FRACTION
 from gpuwatch.diagnosis.causes import moves, neighbours
-from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, number, ruled_out
-from gpuwatch.diagnosis.explanation import Explanation, logged, size, told
-from gpuwatch.diagnosis.finding import Evidence, NotEnough
+from gpuwatch.diagnosis.causes.view import Cause, advise, amount, number, ruled_out
+from gpuwatch.diagnosis.explanation import Explanation, logged, size
+from gpuwatch.diagnosis.finding import Evidence
 from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpuwatch.diagnosis.causes.view import Run, View
-    from gpuwatch.diagnosis.finding import Advice
     from gpuwatch.model import LogEvent
 
 CONTEXT_GROWTH = 0.35
 """GiB. A shortage up to this much is what one process's context and libraries take from version to version."""
 SAME = 0.03
 """Two readings of one machine's memory within this share of each other are the same figure."""
-SEVERAL = re.compile(r"(?:gpu-memory-utilization|mem-fraction-static)[= ]+(\d*\.?\d+)")
 
 
 def shared(view: View) -> Iterator[Cause]:
@@ -206,151 +202,6 @@ def _drift(event: LogEvent) -> Cause:
     )
 
 
-def no_blocks(view: View) -> Iterator[Cause | NotEnough]:
-    """Judge a start that found no memory for the KV pool."""
-    for event in view.events("no_kv_blocks")[:1]:
-        run = view.run_of(event)
-        several = _several_engines(view, run)
-        parts = _budget_parts(run)
-        graph = run.number("graph.estimated_bytes")
-        current = run.number("memory_fraction")
-        evidence = [logged(event), *parts]
-        if graph:
-            evidence += from_fact(
-                run, "graph.estimated_bytes", f"{size(graph)} were set aside for CUDA graphs", "bytes"
-            )
-        missing = _missing(run)
-        advice: list[Advice] = moves.higher_fraction(run, missing, None, "give the engine more of the card")
-        if not missing:
-            advice = moves.next_share(run, "give the engine more of the card, if it is free")
-        advice += moves.smaller_chunk(run)
-        advice.append(moves.more_cards(run, "or spread the weights over more GPUs"))
-        share = f"{current:g} of the card" if current is not None else "the engine's share of the card"
-        took = f" They take {size(missing)} more than it." if missing else ""
-        if several:
-            yield _together(event, several)
-            continue
-        yield Cause(
-            "no_kv_blocks",
-            Explanation(
-                f"Nothing is left for the KV cache: weights, activations and graphs fill {share}.{took}",
-                0.9 if parts else 0.7,
-                tuple(evidence),
-                tuple(advice),
-            ),
-            event.time,
-        )
-        if not parts:
-            yield NotEnough(
-                "startup_gpu_shared",
-                "nvidia-smi from before the start, or the log's memory profile: another process on the card looks "
-                "the same as a share that is too small",
-            )
-    for event in view.events("sglang_no_memory")[:1]:
-        yield _sglang_full(view, event)
-
-
-def _together(event: LogEvent, several: list[Evidence]) -> Cause:
-    return Cause(
-        "startup_gpu_shared",
-        Explanation(
-            "Several engines share this card. One that starts while another one loads is charged with the other's "
-            "memory: its pool comes out too small or negative although both shares together fit.",
-            0.7,
-            (
-                logged(event),
-                *several,
-                ruled_out("a share that is too small by itself: the shares add up to less than the card", event),
-            ),
-            (
-                advise("start them one after the other: wait until /health of the first answers"),
-                advise("or give each pool a fixed size, which needs no measurement", "--kv-cache-memory-bytes"),
-            ),
-        ),
-        event.time,
-    )
-
-
-def _several_engines(view: View, run: Run) -> list[Evidence]:
-    """Return what shows that several engines are meant for one card: several shares that together fit on it."""
-    found = []
-    shares: list[float] = []
-    command = run.fact("command")
-    if command is not None:
-        shares = [float(value) for value in SEVERAL.findall(str(command.value))]
-        found = [
-            Evidence(
-                f"memory shares of {', '.join(map(str, shares))} are given", command.source, command.line, "command"
-            )
-        ]
-    else:
-        facts = {other.text("memory_fraction"): other.fact("memory_fraction") for other in view.runs}
-        known = [fact for fact in facts.values() if fact is not None and not isinstance(fact.value, str)]
-        servers = {other.text("server.url") or other.text("flag.port") for other in view.runs} - {""}
-        if len(servers) > 1:
-            shares = [float(fact.value) for fact in known]
-            found = [told(fact, f"a share of {fact.value}") for fact in known]
-    distinct = len(shares) > 1 and 0 < sum(shares) <= 1
-    return found if distinct else []
-
-
-def _budget_parts(run: Run) -> list[Evidence]:
-    found = []
-    for key, what in (
-        ("budget.bytes", "the engine may use"),
-        ("weights.bytes", "weights take"),
-        ("activation.bytes", "the activation peak takes"),
-        ("nontorch.bytes", "memory outside torch takes"),
-    ):
-        value = run.number(key)
-        if value is not None:
-            found += from_fact(run, key, f"{what} {size(value)}", "bytes")
-    return found
-
-
-def _missing(run: Run) -> float:
-    """Return by how much weights, activations and graphs exceed the budget, or 0 where that is not known."""
-    budget = run.number("budget.bytes")
-    parts = [
-        run.number(key) for key in ("weights.bytes", "activation.bytes", "nontorch.bytes", "graph.estimated_bytes")
-    ]
-    known = [part for part in parts if part is not None]
-    if budget is None or run.number("weights.bytes") is None:
-        return 0.0
-    return max(0.0, sum(known) - budget + GIB)
-
-
-def _sglang_full(view: View, event: LogEvent) -> Cause:
-    run = view.run_of(event)
-    fraction, need = number(event, "f"), number(event, "need")
-    current = fraction if fraction is not None else run.number("memory_fraction")
-    proposed = math.ceil((need + 0.02) * 100) / 100 if need is not None else None
-    if proposed is not None and proposed > HIGHEST_FRACTION:
-        proposed = None
-    evidence = [logged(event)]
-    evidence += from_fact(run, "avail.after_weights_bytes", "free after the weights: {}", "bytes")
-    what = f" at {current:g}" if current is not None else ""
-    return Cause(
-        "no_kv_blocks",
-        Explanation(
-            f"The weights leave nothing for the KV pool{what}: the fraction covers weights and pool together"
-            + (f", and the weights alone need {need:g}." if need is not None else "."),
-            0.92,
-            tuple(evidence),
-            (
-                advise(
-                    "raise the fraction, so that a pool fits beside the weights",
-                    "--mem-fraction-static",
-                    current,
-                    proposed,
-                ),
-                moves.more_cards(run, "or spread the weights over more GPUs"),
-            ),
-        ),
-        event.time,
-    )
-
-
 def unbalanced(view: View) -> Iterator[Cause]:
     """Judge SGLang's refusal of GPUs with unequal free memory."""
     for event in view.events("memory_unbalanced")[:1]:
@@ -367,4 +218,5 @@ def unbalanced(view: View) -> Iterator[Cause]:
                 ),
             ),
             event.time,
+            severity="critical" if "Error: " in event.text else None,
         )

@@ -20,10 +20,6 @@ COUNTED_LORA = (0, 8, 0)
 """vLLM from here on counts LoRA buffers when it sizes the pool (the V1 engine)."""
 
 
-V1 = (0, 8, 0)
-"""vLLM from here on uses the V1 engine unless told otherwise."""
-
-
 def lora(case: Case) -> Cause:
     """Explain adapters that did not fit."""
     return _adapters(
@@ -74,7 +70,7 @@ def uncounted_draft(case: Case) -> Cause | None:
     loads = [fact for fact in run.all("weights.bytes") if (fact.line or 0) < case.event.line]
     if drafted is None and case.phase.step != "draft":
         return None
-    if run.version is not None and run.version >= V1 and case.phase.step != "draft" and not run.sglang:
+    if run.version is not None and run.version >= moves.V1 and case.phase.step != "draft" and not run.sglang:
         return None
     if case.phase.step == "serve":
         return None

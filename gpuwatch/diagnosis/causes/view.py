@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 FRAMES_BEFORE = 400
 """Lines before an error in which the frames of its traceback are looked for; several ranks print theirs interleaved."""
+ABOVE = 3
+"""Lines above the first line of a run that may hold its arguments."""
 _ASIDE = ("traceback_step", "exception", "stats")
 _TP = re.compile(r"[._]TP(\d+)")
 _RANKED = re.compile(r"\.((?:DP|PP|PCP|TP|DCP|EP)\d+(?:_\w+)?)$")
@@ -32,9 +34,10 @@ _RANKED = re.compile(r"\.((?:DP|PP|PCP|TP|DCP|EP)\d+(?:_\w+)?)$")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause that was found. `severity` is set where this sighting is less than what the id stands for.
+    """A cause that was found. `severity` is set where this sighting is less, or worse, than what the id stands for.
 
-    `apart` says that its time is known, and that no engine ended then.
+    `apart` says that its time is known, and that no engine ended then. `title` is set where that of the id says what
+    this sighting does not show.
     """
 
     id: str
@@ -43,6 +46,7 @@ class Cause:
     severity: Severity | None = None
     labels: tuple[tuple[str, str], ...] = ()
     apart: bool = False
+    title: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +224,12 @@ def _runs(incident: Incident) -> tuple[Run, ...]:
             continue
         facts = by_source.get(source, [])
         starts = sorted({fact.line or 0 for fact in facts if fact.key == STARTED})
-        bounds = starts if starts and starts[0] <= min((fact.line or 0 for fact in facts), default=0) else [0, *starts]
-        for start, end in zip(bounds, [*bounds[1:], 1 << 62], strict=True):
+        begins = _begins(facts, starts)
+        bounds = starts if starts and begins else [0, *starts]
+        for at, (start, end) in enumerate(zip(bounds, [*bounds[1:], 1 << 62], strict=True)):
             own = tuple(fact for fact in facts if start <= (fact.line or 0) < end)
+            if at == 0 and begins:
+                own = (*(fact for fact in facts if (fact.line or 0) < start), *own)
             if own or len(bounds) == 1:
                 kind = "sglang" if source in others else ""
                 engine = _text(own, "engine") or kind or engines.get(source, "")
@@ -232,14 +239,34 @@ def _runs(incident: Incident) -> tuple[Run, ...]:
                 runs.append(Run(source, begin, end, own, loose, kind, tuple(sorted(seen))))
     # The run that a finding speaks of by default is one that told something about an engine.
     runs.sort(key=lambda run: any(fact.key in ("version", "model", STARTED) for fact in run.facts))
-    return tuple(runs) or (Run("", 0, 1 << 62, (), _loose(incident, commands, "")),)
+    if runs:
+        return tuple(runs)
+    told = [str(fact.value) for fact in incident.facts if fact.source in commands and fact.key == "engine"]
+    engines_told = list(dict.fromkeys(told)) if len(set(told)) > 1 else [""]
+    return tuple(Run("", 0, 1 << 62, (), _loose(incident, commands, engine)) for engine in engines_told)
+
+
+def _begins(facts: list[Fact], starts: list[int]) -> bool:
+    """Whether nothing but the arguments of the first run, printed right above its first line, comes before it."""
+    before = [fact for fact in facts if not starts or (fact.line or 0) < starts[0]]
+    return all(
+        starts and starts[0] - (fact.line or 0) <= ABOVE and fact.key not in ("ready", "weights.bytes", "kv.tokens")
+        for fact in before
+    )
 
 
 def _loose(incident: Incident, commands: set[str], engine: str) -> dict[str, Fact]:
     """Return the facts of launch commands that can be about a run of an engine: those of another engine are not."""
     facts = [fact for fact in incident.facts if fact.source in commands]
-    started = {fact.source: str(fact.value) for fact in facts if fact.key == "engine"}
-    return {fact.key: fact for fact in facts if not engine or started.get(fact.source, engine) == engine}
+    started = [fact for fact in facts if fact.key == "engine"]
+    return {fact.key: fact for fact in facts if not engine or _starts(fact, started, engine) == engine}
+
+
+def _starts(fact: Fact, started: list[Fact], default: str) -> str:
+    """Return the engine of the command that a fact is of: one script may start several engines, one after another."""
+    own = [each for each in started if each.source == fact.source]
+    above = [each for each in own if (each.line or 0) <= (fact.line or 0)]
+    return str((above or own)[-1].value) if own else default
 
 
 def _text(facts: Iterable[Fact], key: str) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes import moments
+from gpuwatch.diagnosis.causes import faults, moments
 from gpuwatch.diagnosis.causes.hardware import BUS
 from gpuwatch.diagnosis.causes.owners import foreign_program, unnamed_program
 from gpuwatch.diagnosis.causes.view import Cause, advise, number, ruled_out, sampled
 from gpuwatch.diagnosis.explanation import Explanation, logged
 from gpuwatch.diagnosis.finding import Evidence
-from gpuwatch.diagnosis.xid_table import MEMORY, TABLE, is_hardware, is_repair, xid_of
+from gpuwatch.diagnosis.xid_table import FIRMWARE_STEPS, MEMORY, TABLE, is_hardware, is_repair, repair_of, xid_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,18 +20,69 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.causes.view import Sample, View
     from gpuwatch.model import LogEvent
 
+_NONFATAL = re.compile(r"\bnon[-_ ]?fatal\b", re.IGNORECASE)
+"""What the driver prints in the details of errors of NVLink that it went on after."""
+
 
 def xids(view: View) -> Iterator[Cause]:
     """Judge Xids by their class, and by whether one card or several report them."""
     known = [event for event in view.events("xid") if xid_of(event.field("code")) is not None]
     hard = [event for event in known if is_hardware(event.field("code"))]
     soft = [event for event in known if not is_hardware(event.field("code"))]
+    survived = [event for event in hard if _NONFATAL.search(event.text)]
+    hard = [event for event in hard if event not in survived]
     if hard:
         yield _hardware(view, hard)
+    elif survived:
+        yield _survived(view, survived)
     elif view.events("ecc_error") or _failing_rows(view):
         yield _ecc(view)
     if soft and not hard:
         yield _software(view, soft)
+
+
+def _survived(view: View, events: list[LogEvent]) -> Cause:
+    """Explain errors of a link that the driver itself calls not fatal: the hardware sent again, and went on."""
+    codes = sorted({int(number(event, "code") or 0) for event in events})
+    cards = sorted({event.field("pci") for event in events})
+    where = cards[0] if len(cards) == 1 else f"{len(cards)} cards"
+    told = "; ".join(f"Xid {code}: {TABLE[code].meaning}" for code in codes[:4])
+    main = _main(events, moments.ends(view))
+    return Cause(
+        "xid_hardware",
+        Explanation(
+            f"{where} reported errors that it survived (Nonfatal): {told}. The driver goes on with it; many of them, "
+            "or a fatal one, mean a link that fails.",
+            0.7,
+            (
+                *(logged(event) for event in _first_of_each(events)[:3]),
+                ruled_out("a fault that ends work on the card: the driver calls none of them fatal", main, len(events)),
+            ),
+            (
+                advise("do the counters rise: nvidia-smi nvlink -e before and after an hour of load"),
+                advise("where they do: reseat bridges, check the fabric manager, and reset the node's GPUs"),
+            ),
+        ),
+        main.time,
+        severity="warning",
+        apart=True,
+        title="The hardware of a GPU reported errors that it survived",
+    )
+
+
+def _set_off(view: View, hard: list[LogEvent]) -> LogEvent | None:
+    """Return the fault of a program that came shortly before the card's own processors stopped, on the same card."""
+    if any(TABLE[int(event.field("code"))].advice != FIRMWARE_STEPS for event in hard):
+        return None
+    first = hard[0]
+    for event in reversed(view.events("xid")):
+        known = xid_of(event.field("code"))
+        if known is None or known.kind != "program" or event.field("pci") != first.field("pci"):
+            continue
+        gap = moments.lag(event, first)
+        if 0 <= gap <= moments.CLOSE if gap is not None else (event.source == first.source and event.line < first.line):
+            return event
+    return None
 
 
 def _hardware(view: View, hard: list[LogEvent]) -> Cause:
@@ -64,6 +116,11 @@ def _hardware(view: View, hard: list[LogEvent]) -> Cause:
     evidence += _failing_rows(view)
     ends = moments.ends(view)
     main = _main(hard, ends)
+    before = _set_off(view, hard)
+    if before is not None:
+        code = before.field("code")
+        evidence.insert(0, logged(before))
+        told += f". Xid {code} came before: the fault of a program, which may have set it off"
     foreign = foreign_program(main)
     engine = view.events("nccl_timeout", "rpc_timeout", "cuda_error", "engine_dead")
     evidence += [logged(event) for event in engine if not foreign and moments.related(main, (event,)) is not False][:1]
@@ -71,10 +128,16 @@ def _hardware(view: View, hard: list[LogEvent]) -> Cause:
     apart = foreign or moments.related(main, ends) is False
     return Cause(
         "xid_hardware",
-        Explanation(f"The hardware of {where} fails. {told}.", 0.95, tuple(evidence), tuple(advice)),
+        Explanation(
+            f"The {'card' if before else 'hardware of'} {where} {'stopped' if before else 'fails'}. {told}.",
+            0.95 if before is None else 0.7,
+            tuple(evidence),
+            tuple(advice),
+        ),
         main.time,
         severity="warning" if foreign and ends else moments.milder(main, ends),
         apart=apart,
+        title="A GPU stopped" if before is not None else "",
     )
 
 
@@ -182,9 +245,29 @@ def _software(view: View, soft: list[LogEvent]) -> Cause:
     programs = [event for event in soft if not is_repair(event.field("code"))]
     main = _main(programs or repairs, ends)
     found = _failed(programs, repairs) if programs else _repaired(repairs)
-    evidence = (*found.evidence, *moments.doubt(main, ends), *moments.elsewhere(main, ends), *_whose(main, ends))
     apart = foreign_program(main) or moments.related(main, ends) is False
-    return Cause("xid_software", replace(found, evidence=evidence), main.time, apart=apart)
+    told, ended = ((), ()) if apart or not programs else _brought_about(view, main)
+    evidence = (
+        *found.evidence[:1],
+        *(logged(each) for each in (*told[:1], *ended[:1])),
+        *found.evidence[1:],
+        *moments.doubt(main, ends),
+        *moments.elsewhere(main, ends),
+        *_whose(main, ends),
+    )
+    return Cause(
+        "xid_software",
+        replace(found, evidence=evidence),
+        main.time,
+        severity="critical" if told and ended else None,
+        apart=apart,
+    )
+
+
+def _brought_about(view: View, main: LogEvent) -> tuple[tuple[LogEvent, ...], tuple[LogEvent, ...]]:
+    """Return the faults that CUDA reported to the engine at the time of an Xid, and the ends that they brought."""
+    told = tuple(each for each in faults.faults(view) if moments.together(main, each))
+    return told, tuple(end for each in told[:1] for end in faults.deaths(view, each))
 
 
 def _told(events: list[LogEvent]) -> str:
@@ -197,13 +280,14 @@ def _repaired(repairs: list[LogEvent]) -> Explanation:
     cards = sorted({event.field("pci") for event in repairs})
     where = f"The card at {cards[0]}" if len(cards) == 1 else f"{len(cards)} cards"
     advice = dict.fromkeys(text for event in repairs for text in TABLE[int(number(event, "code") or 0)].advice)
+    codes = sorted({int(number(event, "code") or 0) for event in repairs})
     return Explanation(
-        f"{where} took a part of {'its' if len(cards) == 1 else 'their'} memory out of use: {_told(repairs)}. The card "
-        "goes on working; an ECC error that came with it has an Xid of its own (48, 94, 95).",
+        f"{repair_of(where, codes, several=len(cards) > 1)} An ECC error that came with it has an Xid of its own "
+        "(48, 94, 95).",
         0.85,
         (
             *(logged(event) for event in repairs[:2]),
-            ruled_out("a program or the driver: an Xid of that number is about the card's memory", repairs[0]),
+            ruled_out("a program or the driver: an Xid of that number is about the card itself", repairs[0]),
         ),
         tuple(advise(text) for text in advice),
     )

@@ -88,7 +88,8 @@ class FileBook:
         for key, value in facts_of(match).items():
             self._put_ranked(key, value, "_".join(prefix.ranks), line, time)
         name = "stats" if pattern.kind == "stats" else pattern.event
-        if not name:
+        # What only a debugger is told is no failure of the engine: the answer of a tool, or the text of a request.
+        if not name or (pattern.kind == "event" and prefix.level in ("DEBUG", "TRACE")):
             return
         fields = tuple((key, group if _plain(group) else limit(redact(group), _TEXT)) for key, group in match.groups)
         if pattern.kind == "stats":

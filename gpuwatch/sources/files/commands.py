@@ -119,6 +119,12 @@ def read_commands(text: Text, found: Found) -> None:
                 found.tell(key, value, at)
 
 
+def image_version(text: str) -> str:
+    """Return the version of the engine by the tag of its image; nothing where a text names none, or several."""
+    tags = {match["version"] for match in _IMAGE.finditer(text)}
+    return tags.pop() if len(tags) == 1 else ""
+
+
 def _read_image(text: Text, places: Iterable[int], found: Found) -> None:
     """Read the version of the engine from the tag of its image, where a text names one image only."""
     tags = {match["version"]: at for at in places for match in _IMAGE.finditer(text.line(at))}

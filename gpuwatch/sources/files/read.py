@@ -56,7 +56,11 @@ _SCRIPT = re.compile(
     rb'^Traceback \(most recent call last\):\n  File "(?!<)[^"\n]*", line \d+, in <module>', re.MULTILINE
 )
 _ENGINE_WORD = re.compile(rb"vllm|sglang", re.IGNORECASE)
-_KERNEL_LINE = re.compile(rb"^(?:\[ *\d+\.\d{6}\] |.{0,60} kernel: |<\d>\[ *\d+\.\d+\])", re.MULTILINE)
+_KERNEL_LINE = re.compile(
+    rb"^(?:\[ *\d+\.\d{6}\] |.{0,60} kernel: |<\d>\[ *\d+\.\d+\]"
+    rb"|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] (?!\[))",
+    re.MULTILINE,
+)
 _KUBERNETES = re.compile(
     rb"^(?:Namespace: |Containers:$|Events:|QoS Class: |LAST SEEN +TYPE |NAME +READY +STATUS |apiVersion: |\$ kubectl "
     rb"|kind: (?:Pod|Deployment|StatefulSet)| +Last State: |.*\bkubectl (?:top|get|describe|logs)\b)",

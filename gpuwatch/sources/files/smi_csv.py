@@ -32,6 +32,9 @@ HEADINGS = (
     "temperature.",
     "power.",
     "pcie.link",
+    "ecc.errors",
+    "remapped_rows",
+    "retired_pages",
     "# gpu",
     "#Date",
     "#YYYY",
@@ -206,6 +209,11 @@ class CsvReader:
         if row.get("tviol") in ("0", "1"):
             held = float(row["tviol"])
             self._found.samples.add("gpu_clocks_event_active", held, time, gpu=row["gpu"], reason="thermal")
+        held_by_power = number(row.get("pviol", ""))
+        if held_by_power is not None:
+            # dmon prints the share of the time, where a query prints whether it is so at that moment.
+            share = held_by_power * 0.01
+            self._found.samples.add("gpu_clocks_event_active", share, time, gpu=row["gpu"], reason="sw_power_cap")
 
 
 def is_heading(text: str) -> bool:

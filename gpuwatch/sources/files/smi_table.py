@@ -80,7 +80,7 @@ class _Table:
             return
         gpu = _GPU.match(text)
         if gpu is not None:
-            self._gpu(gpu)
+            self._gpu(gpu, line)
             return
         mig = _MIG.match(text)
         if mig is not None:
@@ -92,7 +92,7 @@ class _Table:
         if use is not None:
             self._use(use, line)
 
-    def _gpu(self, row: re.Match[str]) -> None:
+    def _gpu(self, row: re.Match[str], line: int) -> None:
         self.gpu = {"gpu": row["gpu"]}
         self.rows += 1
         self.found.samples.add(
@@ -107,6 +107,8 @@ class _Table:
         )
         if row["ecc"].isdigit():
             self._add("ecc_errors_total", float(row["ecc"]), {**self.gpu, "type": "uncorrected"})
+        elif row["ecc"] == "ERR!":
+            self.found.absent("gpu_ecc_errors_total", row["gpu"], row["ecc"], line, self.time)
 
     def _use(self, row: re.Match[str], line: int) -> None:
         # A row that lost the one above it is still that of some GPU.

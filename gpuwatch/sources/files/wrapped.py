@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,11 @@ FIRST_LINES = 2_000
 _NARROWEST = 40
 _WIDEST = 1000
 _LITERAL = 60
+_BRACKETS = (("{", "}"), ("(", ")"))
 _LARGEST = 1 << 19
+# A line of code that ends with a bracket, and an error that begins a line of its own below it.
+_COMPLETE = re.compile(rb"[)\]}:]\s*$")
+_RAISES = re.compile(rb"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?:: |$)")
 
 
 def broken(text: bytes) -> set[int]:
@@ -62,7 +67,7 @@ def joined(line: bytes, below: Sequence[bytes], found: Match | None) -> tuple[by
     best, text = (line, found), line.rstrip(b"\r\n")
     for more in below:
         piece = more.rstrip(b"\r\n")
-        if len(text) > LINE or not _goes_on(piece):
+        if len(text) > LINE or not _goes_on(piece) or (_COMPLETE.search(text) and _RAISES.match(piece)):
             break
         at = len(strip_prefix(parts_of(text)[-1]).message)
         text += piece
@@ -86,7 +91,20 @@ def _says_more(match: Match, than: Match | None) -> bool:
         return False
     if than is None or than.pattern.event == RAISED or than.pattern.kind == "ignore":
         return True
-    return match.pattern is than.pattern and len(match.groups) > len(than.groups)
+    if match.pattern is not than.pattern:
+        return False
+    return len(match.groups) > len(than.groups) or _completed(match, than)
+
+
+def _completed(match: Match, than: Match) -> bool:
+    """Whether pairs that were cut off within their brackets end in the longer text."""
+    pairs = match.pattern.pairs
+    return bool(pairs) and _closes(match.group(pairs)) and not _closes(than.group(pairs))
+
+
+def _closes(pairs: str) -> bool:
+    """Whether pairs end with the bracket that was opened before the first of them."""
+    return any(pairs.count(closing) > pairs.count(opening) for opening, closing in _BRACKETS)
 
 
 def _crosses(match: Match, text: bytes, at: int) -> bool:

@@ -106,3 +106,15 @@ def test_cache_that_is_read_back_from_the_host_is_named():
     finding = Watch().run(30, live)["kv_preemption_storm"]
     assert "read back from the host or computed again" in finding.cause
     assert "GiB of KV cache were read back from the host in 60 s" in texts(finding)
+
+
+def test_a_storm_that_only_the_engine_counts_is_not_proved_by_what_was_not_seen():
+    own = {"evictions_total": 0.0, "preemptions_total": lambda s: 0.0 if s < 20 else 33.0}
+    found = Watch().run(40, storm(**own))["kv_preemption_storm"]
+    outside = [(one.text, one.value) for one in found.evidence if one.name == "gpuwatch_engine_evictions_total"]
+    assert outside == [
+        ("from outside none was seen: a victim that runs again within 2 s shows in the engine's counter only", 0.0)
+    ]
+    assert "the engine itself counted 33 preemptions in 60 s" in texts(found)
+    assert "running requests fell" not in texts(found)
+    assert "stayed empty for 2 s" not in texts(found)  # nothing was seen to leave

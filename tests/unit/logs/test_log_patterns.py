@@ -212,7 +212,7 @@ def test_two_data_parallel_engines_are_two_although_each_says_one():
         ("blocks", "229", {"kv.blocks": 229, "kv.cpu_blocks": 512}),
         ("kv_size", "1,234,567", {"kv.tokens": 1_234_567}),
         ("kv_size", "host", {"kv.tokens": 600_000, "max_model_len": 8192, "max_concurrency": 73.24}),
-        ("context_parallel", "pcp", {"dcp": 2}),
+        ("context_parallel", "pcp", {"dcp": 2, "pcp": 2}),
         ("block_override", "", {"kv.blocks_profiled": 4096, "kv.blocks_override": 200, "kv.blocks": 200}),
         ("graphs_done", "0.63", {"graph.bytes": round(0.63 * GIB), "graph.seconds": 18.0}),
         ("graph_budget", "", {"memory_fraction": 0.82, "memory_fraction.without_graphs": 0.8048}),

@@ -153,3 +153,39 @@ def test_ordinary_lines_stay_as_they_are(line):
 )
 def test_a_body_that_goes_on_in_the_next_line_is_known_by_what_is_not_closed(line, goes_on):
     assert leaves_open(line) is goes_on
+
+
+@pytest.mark.parametrize(
+    ("line", "want"),
+    [
+        (
+            'vllm serve m --chat-template "You are SECRET, {{ x }}" --port 1',
+            "vllm serve m --chat-template <redacted> --port 1",
+        ),
+        (
+            "vllm serve m --chat-template You are SECRET words --port 1",
+            "vllm serve m --chat-template <redacted> --port 1",
+        ),
+        ("--chat-template={{messages}}SECRET", "--chat-template=<redacted>"),
+        ("args: {'chat_template': 'You are SECRET', 'tp': 2}", "args: {'chat_template': <redacted>, 'tp': 2}"),
+        (
+            "args: {'hf_overrides': {'auth': 'SECRET'}, 'tp': 2}",
+            "args: {'hf_overrides': {'auth': <redacted>}, 'tp': 2}",
+        ),
+    ],
+)
+def test_a_template_given_as_text_is_cut_like_a_prompt_and_a_key_under_auth_like_a_key(line, want):
+    assert redact(line) == want
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm serve m --chat-template ./tool_chat.jinja --port 1",
+        "python -m sglang.launch_server --chat-template qwen2-vl --port 1",
+        "args: {'chat_template': 'template.jinja', 'chat_template_content_format': 'auto', 'auth': None}",
+        "pass --chat-template to name one",
+    ],
+)
+def test_a_template_that_is_named_stays(line):
+    assert redact(line) == line
