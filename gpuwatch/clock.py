@@ -20,6 +20,10 @@ class Clock(Protocol):
         """Return seconds that never go backwards."""
         ...
 
+    def ahead(self) -> int:
+        """Return the milliseconds that `now` is ahead of the machine, whose clock was set back; 0 where it was not."""
+        ...
+
     def wait(self, event: threading.Event, seconds: float) -> bool:
         """Wait up to `seconds` for `event`; return whether it is set."""
         ...
@@ -29,8 +33,8 @@ class SystemClock:
     """The machine's clocks, made steady: wall time that never goes back and whose differences are true intervals.
 
     A jump forward (a suspended machine, a first NTP sync) is followed. A jump back is not: time goes on from where
-    it was, because samples must keep their order and their distances. A small drift is followed by a millisecond
-    per reading.
+    it was, because samples must keep their order and their distances; `ahead` is what to take off where the machine's
+    own time is meant. A small drift is followed by a millisecond per reading.
     """
 
     _JUMP_MS = 1000
@@ -56,6 +60,11 @@ class SystemClock:
         """Return seconds that never go backwards."""
         return time.monotonic()
 
+    def ahead(self) -> int:
+        """Return the milliseconds that `now` is ahead of the machine, whose clock was set back; 0 where it was not."""
+        ahead = self._ticks() + self._offset - time.time_ns() // 1_000_000
+        return ahead if ahead > self._JUMP_MS else 0
+
     def wait(self, event: threading.Event, seconds: float) -> bool:
         """Wait up to `seconds` for `event`; return whether it is set."""
         return event.wait(max(0.0, seconds))
@@ -67,6 +76,7 @@ class ManualClock:
     def __init__(self, now: int = 1_700_000_000_000) -> None:
         self._now = now
         self._monotonic = 0.0
+        self._ahead = 0
 
     def now(self) -> int:
         """Return milliseconds since the epoch."""
@@ -85,6 +95,14 @@ class ManualClock:
         """Set wall time; monotonic time moves by the difference, never backwards."""
         self._monotonic += max(0, now - self._now) / 1000
         self._now = now
+
+    def ahead(self) -> int:
+        """Return the milliseconds by which `step_back` has set back the machine's clock."""
+        return self._ahead
+
+    def step_back(self, seconds: float) -> None:
+        """Set the machine's clock back; `now` goes on as that of `SystemClock` does."""
+        self._ahead += round(seconds * 1000)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         """Move time forward by `seconds` and return whether `event` is set."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import stat
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -149,7 +149,7 @@ TABLES = {
 
 
 def load(path: str | Path) -> Config:
-    """Read a configuration file.
+    """Read a configuration file. The rule files that it names are looked for in its folder.
 
     Raises:
         ConfigError: the file cannot be read, is no regular file or over 1 MiB, is not TOML, or holds an unknown key or
@@ -160,7 +160,13 @@ def load(path: str | Path) -> Config:
         data = _toml(raw.decode("utf-8-sig"))
     except (ValueError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
-    return parse(data, str(path))
+    config = parse(data, str(path))
+    return replace(config, rules=tuple(_beside(Path(path), name) for name in config.rules))
+
+
+def _beside(file: Path, name: str) -> str:
+    """Return where a file is that the configuration in `file` names; ``~`` is left to those who read it."""
+    return name if name.startswith("~") else str(file.parent / name)
 
 
 def _bytes(path: str | Path) -> bytes:

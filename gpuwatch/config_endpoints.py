@@ -46,8 +46,14 @@ class PrometheusConfig:
     cluster_label: str = "cluster"
 
 
-def endpoint_url(address: str, what: str) -> str:
+OTLP_LOGIN = "the variable OTEL_EXPORTER_OTLP_HEADERS"
+"""Where the login at a collector belongs: the exporter of OpenTelemetry reads it there."""
+
+
+def endpoint_url(address: str, what: str, login: str = "user with password_file") -> str:
     """Return the address of an HTTP API; ``host:port`` alone is taken for http.
+
+    `login` is where a login belongs, for the message that refuses one in the address.
 
     Raises:
         ConfigError: the text is no http or https address, or carries a user name, a password or a query.
@@ -64,7 +70,7 @@ def endpoint_url(address: str, what: str) -> str:
     if parts.scheme not in ("http", "https") or not host:
         raise ConfigError(f"{named(what, address)}: {allowed}")
     if parts.username or parts.password:
-        raise ConfigError(f"{what} at {host}: no user or password in the address; use user with password_file")
+        raise ConfigError(f"{what} at {host}: no user or password in the address; use {login}")
     if parts.query or parts.fragment:
         raise ConfigError(f"{what} at {host}: no query in the address; {allowed}")
     return url.rstrip("/")

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from gpuwatch.model import Absence, Fact, LogLine
 
 LOST_SECONDS = 120.0
-"""A machine that was scraped within the last hour and not for this long is called lost: two minutes, four scrapes of
-30 s or eight of 15 s."""
+"""A machine whose last values are this old is called lost, though nobody says that its series ended: two minutes, four
+scrapes of 30 s or eight of 15 s."""
 
 Mode: TypeAlias = Literal["live", "demo", "replay", "attached", "prometheus"]
 RuleStatus: TypeAlias = Literal["ok", "pending", "firing", "not_evaluable", "error"]
@@ -130,11 +130,21 @@ class Snapshot:
 def lost_machines(snapshot: Snapshot) -> dict[tuple[str, str], float]:
     """Return the machines of a fleet, (cluster, host), that are lost, with the seconds since the last scrape of each.
 
-    What a lost machine last said is no word on how it is now.
+    Where a scrape fails, Prometheus ends the series of its target, so that a machine which it has seen and has no
+    series of any more is lost at once. Where nobody writes that end, as behind a Prometheus that itself went away, the
+    last values live on, and their age tells. What a lost machine last said is no word on how it is now.
     """
-    seen = snapshot.answer("host_last_seen").samples
+    scraped = snapshot.answers.get("host_scraped")
+    ended = scraped is not None and not scraped.error
+    alive = {_machine(labels, snapshot) for labels, _ in scraped.samples} if scraped is not None else set()
     silent = (
-        ((label(labels, snapshot.cluster_label), label(labels, "host")), snapshot.time / 1000 - last)
-        for labels, last in seen
+        (_machine(labels, snapshot), snapshot.time / 1000 - last)
+        for labels, last in snapshot.answer("host_last_seen").samples
     )
-    return {machine: seconds for machine, seconds in silent if seconds >= LOST_SECONDS}
+    return {
+        machine: seconds for machine, seconds in silent if seconds >= LOST_SECONDS or (ended and machine not in alive)
+    }
+
+
+def _machine(labels: Labels, snapshot: Snapshot) -> tuple[str, str]:
+    return label(labels, snapshot.cluster_label), label(labels, "host")

@@ -57,7 +57,7 @@ class Seen:
     """All findings of a run: the newest form of each, and whether it is still there.
 
     `sources` are those that were watched, `readable` says whether any GPU could be read, `empty_logs` are the logs
-    without a line.
+    without a line, `failures` what kept rules from being evaluated, by rule and text.
     """
 
     def __init__(self) -> None:
@@ -66,6 +66,7 @@ class Seen:
         self.sources: tuple[SourceState, ...] = ()
         self.readable = False
         self.empty_logs: set[str] = set()
+        self.failures: dict[tuple[str, str], str] = {}
 
     def add(self, result: TickResult | Snapshot) -> None:
         """Take in the result of one tick, or a snapshot of it."""
@@ -73,6 +74,12 @@ class Seen:
             if finding.state != "pending":
                 self.findings[finding.key] = finding
         self.not_enough = result.not_enough
+
+    def tick(self, result: TickResult) -> None:
+        """Take in the result of one tick of a run on this machine."""
+        self.add(result)
+        for error in result.evaluation.errors:
+            self.failures.setdefault((error.file, error.rule), str(error))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,12 +95,12 @@ def run(args: argparse.Namespace) -> int:
     if args.attach:
         seen = Seen()
         snapshot, error = attaching.watch(args, config, seen.add)
-        problems = [*(snapshot.problems if snapshot is not None else ()), *([error] if error else [])]
+        problems = [*_told(snapshot.problems if snapshot is not None else ()), *([error] if error else [])]
         if snapshot is not None:
             seen.sources = snapshot.sources
             samples = snapshot.answer("gpu_state").samples
             seen.readable = any(label(labels, "state") == "ok" for labels, _ in samples)
-        return _report(args, seen, problems)
+        return _report(args, seen, problems, error)
     seconds = args.seconds if args.seconds is not None else DEFAULT_SECONDS
     from gpuwatch.clock import SystemClock  # noqa: PLC0415  # --help does not need the pipeline
     from gpuwatch.pipeline.live import Live  # noqa: PLC0415
@@ -103,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     config = replace(config, history_minutes=min(config.history_minutes, (seconds + SPARE_SECONDS) / 60))
     live = Live(config, SystemClock())
     seen = Seen()
-    live.on_tick = seen.add
+    live.on_tick = seen.tick
     if args.record:
         try:
             live.record(args.record, keep)
@@ -114,8 +121,19 @@ def run(args: argparse.Namespace) -> int:
     if live.recording_error:
         print(f"gpuwatch check: {live.recording_error}", file=sys.stderr)
         problems.append(live.recording_error)
+    problems += _told(seen.failures.values())
     _look_back(live, seen)
     return _report(args, seen, problems)
+
+
+def _told(problems: Iterable[str]) -> list[str]:
+    """Say on stderr what is wrong with rules, and return it."""
+    from gpuwatch.engines.log_text import clean  # noqa: PLC0415  # --help does not need it
+
+    told = list(problems)
+    for problem in told:
+        print(clean(f"gpuwatch check: {problem}"), file=sys.stderr)
+    return told
 
 
 def _look_back(live: Live, seen: Seen) -> None:
@@ -188,7 +206,8 @@ def _not_enough(seen: Seen) -> list[NotEnough]:
     return [replace(item, missing=words.get(item.missing, item.missing)) for item in seen.not_enough]
 
 
-def _report(args: argparse.Namespace, seen: Seen, problems: list[str]) -> int:
+def _report(args: argparse.Namespace, seen: Seen, problems: list[str], why: str = "") -> int:
+    """Print the findings and return the exit code; `why` says, where known, why nothing could be judged."""
     from gpuwatch.cli import output  # noqa: PLC0415  # --help does not need it
     from gpuwatch.engines.log_text import clean  # noqa: PLC0415
 
@@ -204,7 +223,7 @@ def _report(args: argparse.Namespace, seen: Seen, problems: list[str]) -> int:
                 print(clean(f"{state.kind} {state.target}: {state.detail}"))
         output.print_findings(findings, not_enough, args.verbose)
         if not judged:
-            print("nothing was judged: no GPU, engine or log answered")
+            print(clean(f"nothing was judged: {why or 'no GPU, engine or log answered'}"))
     if not judged:
         return NOTHING
     return output.exit_code(findings, args.fail_on)

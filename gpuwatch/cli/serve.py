@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpuwatch.exporter.alertmanager import Notifier
     from gpuwatch.exporter.otlp import OtlpExport
     from gpuwatch.exporter.server import Server
+    from gpuwatch.model import Batch
     from gpuwatch.pipeline.daemon import Daemon
     from gpuwatch.pipeline.state import StateFile
 
@@ -101,6 +102,8 @@ class Service:
         self._clock = SystemClock()
         self._running = config.serve
         self._notifier: Notifier | None = None
+        self._sends = False
+        """Whether there was an Alertmanager at some time."""
         self._otlp: OtlpExport | None = None
         state = _state_of(config)
         self.daemon: Daemon = Daemon(config, self._clock, state)
@@ -108,6 +111,7 @@ class Service:
         serve = config.serve
         self.server: Server = Server(serve.listen, application, web_config=serve.web_config, names=serve.hosts)
         self.daemon.listeners.append(self._tell)
+        self.daemon.live.also = self._deliveries
         self._ask_prometheus(config)
         try:
             if serve.otlp:
@@ -195,6 +199,16 @@ class Service:
 
         return Notifier(targets, self._clock, runbook=config.serve.runbook_url)
 
+    def _deliveries(self, time: int) -> Batch | None:
+        """Return how sending to the Alertmanagers goes; nothing where there never was one."""
+        from gpuwatch.model import Batch  # noqa: PLC0415  # loaded by then
+
+        notifier = self._notifier
+        if notifier is not None:
+            self._sends = True
+            return notifier.batch(self.daemon.config.host_name, time)
+        return Batch("alertmanager", time) if self._sends else None
+
     def _tell(self, findings: tuple[object, ...], time: int) -> None:
         notifier = self._notifier
         if notifier is not None:
@@ -207,7 +221,7 @@ def _check_next(serve: ServeConfig, running: ServeConfig) -> None:
     Raises:
         ConfigError: One of them cannot be used.
     """
-    from gpuwatch.config_endpoints import endpoint_url  # noqa: PLC0415  # loaded by then
+    from gpuwatch.config_endpoints import OTLP_LOGIN, endpoint_url  # noqa: PLC0415  # loaded by then
     from gpuwatch.exporter import listen  # noqa: PLC0415  # same
     from gpuwatch.exporter.prepared import check_web_config  # noqa: PLC0415  # same
 
@@ -215,7 +229,7 @@ def _check_next(serve: ServeConfig, running: ServeConfig) -> None:
     if serve.web_config and serve.web_config != running.web_config:
         check_web_config(serve.web_config)
     if serve.otlp:
-        endpoint_url(serve.otlp, "otlp")
+        endpoint_url(serve.otlp, "otlp", OTLP_LOGIN)
 
 
 def _state_of(config: Config) -> StateFile | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuwatch.cli import UsageError
-from gpuwatch.config import Config, LogConfig, engine_from_url, load
+from gpuwatch.config import Config, ConfigError, LogConfig, engine_from_url, load
 
 if TYPE_CHECKING:
     from gpuwatch.recording import Keep
@@ -113,10 +113,11 @@ def config_of(args: argparse.Namespace) -> Config:
     """Return the configuration file with the command line laid over it.
 
     Raises:
-        ConfigError: the file or an argument is wrong.
+        ConfigError: the file or an argument is wrong, or a rule file that it names is not there.
         UsageError: a ``--log`` names nothing that could be a log.
     """
     config = config_in_use(args)
+    _check_rules(config)
     known = {engine.url for engine in config.engines}
     engines = [engine for engine in map(engine_from_url, args.engine) if engine.url not in known]
     if args.engine or config.engines:
@@ -125,6 +126,19 @@ def config_of(args: argparse.Namespace) -> Config:
         config = with_interval(config, args.interval)
     logs = tuple(LogConfig(_log_of(source)) for source in args.log)
     return replace(config, logs=(*config.logs, *logs))
+
+
+def _check_rules(config: Config) -> None:
+    """Refuse to watch without rules that were asked for; what is wrong within a file is told, and the others run."""
+    if not config.rules:
+        return
+    from gpuwatch.pipeline.rules import own_paths  # noqa: PLC0415  # --help does not need it
+
+    for path in own_paths(config):
+        if not path.exists():
+            raise ConfigError(
+                f"key 'rules': {path} does not exist; allowed: rule files, from the configuration's folder"
+            )
 
 
 def _log_of(spec: str) -> str:
@@ -155,7 +169,7 @@ def with_interval(config: Config, seconds: float) -> Config:
     Raises:
         ConfigError: the interval is out of range.
     """
-    from gpuwatch.config import ConfigError, parse  # noqa: PLC0415  # rarely needed
+    from gpuwatch.config import parse  # noqa: PLC0415  # rarely needed
 
     try:
         return replace(config, interval=parse({"interval": seconds}, "--interval").interval)

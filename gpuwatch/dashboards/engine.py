@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwatch.dashboards.model import HOST, MODEL, SERVER, Column, Dashboard, Panel, Row, Series
+from gpuwatch.dashboards.model import CLUSTER, HOST, MODEL, SERVER, Column, Dashboard, Panel, Row, Series
 from gpuwatch.dashboards.shared import ENGINE, EVICTIONS, FROZEN, HEADROOM, POOL_FULL, RANK
 from gpuwatch.dashboards.units import EVENTS, REQUESTS
 
@@ -287,7 +287,7 @@ _PROCESS = Row(
             ),
             width=24,
             height=6,
-            by=("host", "server", "engine_kind"),
+            by=("cluster", "host", "server", "engine_kind"),
             columns=(Column("engine", 160),),
         ),
     ),
@@ -297,6 +297,6 @@ DASHBOARD = Dashboard(
     ENGINE,
     "gpuwatch / engine",
     "What the users of an engine feel, and why: queue, KV pool, prefix cache, GPUs, log.",
-    (HOST, SERVER, MODEL),
+    (CLUSTER, HOST, SERVER, MODEL),
     (_NOW, _LATENCY, _TRAFFIC, _POOL, _GPUS, _PROCESS),
 )

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 _SELECTOR = re.compile(r"(?<![\w:])(gpuwatch_[a-z0-9_]+|ALERTS)(?:\{([^}]*)\})?(?![\w:])")
 _FIXED_RATE = re.compile(r"\b((?:rate|increase)\([^()\[\]]*)\[1m\]")
 _ALERT_LABELS = ("host",)
+_PER_HOST = re.compile(r"\b(by|on) \(host\b")
+
+CLUSTER = "cluster"
+"""The label by which a Prometheus tells clusters apart: machines of the same name in two clusters are two machines."""
 
 
 def metrics_of(expr: str) -> tuple[str, ...]:
@@ -24,8 +28,9 @@ def metrics_of(expr: str) -> tuple[str, ...]:
 def for_panel(template: str, variables: Collection[str]) -> str:
     """Return the expression of a catalogue query for a dashboard with `variables`.
 
-    Every selector gets a matcher for each variable that is a label of its metric. Windows of rates become Grafana's
-    ``$__rate_interval``, which grows with the time range, so that no event between two points is lost.
+    Every selector gets a matcher for each variable that is a label of its metric. What is told apart by host is told
+    apart by cluster, too. Windows of rates become Grafana's ``$__rate_interval``, which grows with the time range, so
+    that no event between two points is lost.
     """
 
     def filtered(found: re.Match[str]) -> str:
@@ -34,7 +39,8 @@ def for_panel(template: str, variables: Collection[str]) -> str:
         inside = ", ".join(filter(None, [inner.strip(), *matchers]))
         return f"{name}{{{inside}}}" if inside else name
 
-    return _SELECTOR.sub(filtered, _FIXED_RATE.sub(rf"\1[{WINDOW}]", template))
+    per_machine = _PER_HOST.sub(rf"\1 ({CLUSTER}, host", template)
+    return _SELECTOR.sub(filtered, _FIXED_RATE.sub(rf"\1[{WINDOW}]", per_machine))
 
 
 def for_table(template: str, variables: Collection[str], by: Sequence[str]) -> str:
@@ -46,9 +52,20 @@ def for_table(template: str, variables: Collection[str], by: Sequence[str]) -> s
     return f"sort_desc(max by ({', '.join(by)}) ({for_panel(template, variables)}))"
 
 
+def for_bars(template: str, variables: Collection[str], by: Sequence[str]) -> str:
+    """Return the expression of one part of a bar chart, with a bar for each value of the labels `by`.
+
+    The bar is named in the label ``bar``: cluster and host, then the rest.
+    """
+    machine = ", ".join(f'"{label}"' for label in by if label in (CLUSTER, "host"))
+    rest = ", ".join(f'"{label}"' for label in ("machine", *(one for one in by if one not in (CLUSTER, "host"))))
+    named = f'label_join({for_panel(template, variables)}, "machine", " ", {machine})'
+    return f'sum by (bar) (label_join({named}, "bar", " gpu ", {rest}))'
+
+
 def labels_of(name: str) -> tuple[str, ...]:
-    """Return the labels of a metric by the vocabulary; those of ``ALERTS`` that every shipped rule gives."""
+    """Return `CLUSTER` and a metric's labels by the vocabulary; of ``ALERTS`` those that every shipped rule gives."""
     if name == "ALERTS":
-        return _ALERT_LABELS
+        return (CLUSTER, *_ALERT_LABELS)
     family = re.sub(r"_(bucket|count|sum)$", "", name)
-    return METRICS[name if name in METRICS else family].labels
+    return (CLUSTER, *METRICS[name if name in METRICS else family].labels)

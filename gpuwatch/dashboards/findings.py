@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuwatch.dashboards.model import HOST, Colour, Column, Dashboard, Panel, Row, Series
-from gpuwatch.dashboards.shared import ANY, CARD, FINDING_ROWS, FINDINGS, SOME, SOURCE_AGE, finding_columns
+from gpuwatch.dashboards.model import CLUSTER, HOST, Colour, Column, Dashboard, Panel, Row, Series
+from gpuwatch.dashboards.shared import ANY, CARD, FINDING_ROWS, FINDINGS, MACHINE, SOME, SOURCE_AGE, finding_columns
 from gpuwatch.dashboards.units import EVENTS
 
 _STATES: tuple[tuple[float, str, Colour], ...] = (
@@ -77,7 +77,7 @@ _HISTORY = Row(
             "state-timeline",
             "Alerts over time",
             "Each alert of the shipped rules. Pending: its condition holds, but not yet for as long as the rule asks.",
-            (Series("alerts", "{{alertname}} {{host}} {{server}} {{gpu}}"),),
+            (Series("alerts", "{{alertname}} {{cluster}} {{host}} {{server}} {{gpu}}"),),
             width=24,
             height=10,
             mapping=_STATES,
@@ -94,7 +94,7 @@ _HISTORY = Row(
             "timeseries",
             "Recognised log lines",
             "Lines of engine and kernel logs that mean something, by event.",
-            (Series("log_events", "{{event}} {{server}} {{host}}"),),
+            (Series("log_events", "{{event}} {{server}} {{cluster}} {{host}}"),),
             unit=EVENTS,
             empty="none, or no log is read",
         ),
@@ -115,7 +115,7 @@ _SIGHT = Row(
             "state-timeline",
             "Sources",
             "Green: the last poll worked. What is not seen cannot be judged, and is not healthy.",
-            (Series("source_up", "{{host}} {{source}} {{target}}"),),
+            (Series("source_up", MACHINE + " {{source}} {{target}}"),),
             width=24,
             height=8,
             mapping=((0.0, "fails", "red"), (1.0, "delivers", "green")),
@@ -124,21 +124,21 @@ _SIGHT = Row(
             "timeseries",
             "Age of the sources",
             "Time since each source last delivered.",
-            (Series("source_age", "{{host}} {{source}} {{target}}"),),
+            (Series("source_age", MACHINE + " {{source}} {{target}}"),),
             limits=(SOURCE_AGE,),
         ),
         Panel(
             "timeseries",
             "Failed polls",
             "Polls that gave nothing. `gpuwatch doctor` says why and what to do.",
-            (Series("source_failures", "{{host}} {{source}} {{target}}"),),
+            (Series("source_failures", MACHINE + " {{source}} {{target}}"),),
             unit=EVENTS,
         ),
         Panel(
             "timeseries",
             "Rules that fail",
             "Evaluations that ended in an error. `gpuwatch rules check` finds most of them before.",
-            (Series("rule_failures", "{{host}} {{rule}}"),),
+            (Series("rule_failures", MACHINE + " {{rule}}"),),
             unit=EVENTS,
             empty="no rule fails",
         ),
@@ -146,20 +146,20 @@ _SIGHT = Row(
             "timeseries",
             "Time of a tick",
             "Taking in all sources and evaluating all rules.",
-            (Series("own_tick", "{{host}}"),),
+            (Series("own_tick", MACHINE),),
         ),
         Panel(
             "timeseries",
             "Memory of gpuwatch",
             "The daemon and its worker.",
-            (Series("own_resident", "{{host}}"),),
+            (Series("own_resident", MACHINE),),
         ),
         Panel(
             "table",
             "Versions",
             "The version of gpuwatch on each machine.",
             (Series("build", ""),),
-            by=("host", "version"),
+            by=("cluster", "host", "version"),
             columns=(Column("host", 160),),
         ),
     ),
@@ -169,7 +169,7 @@ DASHBOARD = Dashboard(
     FINDINGS,
     "gpuwatch / findings",
     "Active findings with cause and advice, their history, and the health of every source.",
-    (HOST,),
+    (CLUSTER, HOST),
     (_ACTIVE, _HISTORY, _SIGHT),
     "now-6h",
 )

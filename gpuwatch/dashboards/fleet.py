@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwatch.dashboards.model import HOST, MODEL, SERVER, Column, Dashboard, Panel, Row, Series
+from gpuwatch.dashboards.model import CLUSTER, HOST, MODEL, SERVER, Column, Dashboard, Panel, Row, Series
 from gpuwatch.dashboards.shared import (
     ANY,
     CARD,
@@ -15,6 +15,7 @@ from gpuwatch.dashboards.shared import (
     HOST_CPU,
     HOST_MEMORY,
     LEDGER,
+    MACHINE,
     POOL_FULL,
     RANK,
     SHM,
@@ -114,7 +115,7 @@ _ENGINES = Row(
             ),
             width=24,
             height=7,
-            by=("host", "server", "model_name", "engine_kind", "dp_rank"),
+            by=("cluster", "host", "server", "model_name", "engine_kind", "dp_rank"),
             columns=(
                 Column("engine", 160, link=ENGINE),
                 Column("KV pool", 160, (POOL_FULL,), bar=True),
@@ -127,7 +128,7 @@ _ENGINES = Row(
             "KV pool in use",
             "Part of each engine's KV pool that is in use. High and no queue is healthy; high with a queue means that "
             "the pool limits; high with evictions means that work is done twice.",
-            (Series("kv_usage", RANK),),
+            (Series("kv_usage", f"{MACHINE} {RANK}"),),
             limits=(POOL_FULL,),
             top=1,
         ),
@@ -135,14 +136,14 @@ _ENGINES = Row(
             "timeseries",
             "Requests that wait",
             "The queue of each engine. A queue that only grows means that more arrives than is served.",
-            (Series("waiting", RANK),),
+            (Series("waiting", f"{MACHINE} {RANK}"),),
         ),
         Panel(
             "timeseries",
             "Evictions",
             "Running requests that left the batch without finishing, seen from outside; their work is done again. "
             "Make the pool larger or admit fewer requests.",
-            (Series("eviction_rate", RANK),),
+            (Series("eviction_rate", f"{MACHINE} {RANK}"),),
             unit=EVENTS,
             limits=(EVICTIONS,),
         ),
@@ -150,19 +151,19 @@ _ENGINES = Row(
             "timeseries",
             "Generated tokens",
             "Output of each engine. A fall while requests run is what users feel.",
-            (Series("generation_rate", RANK),),
+            (Series("generation_rate", f"{MACHINE} {RANK}"),),
         ),
         Panel(
             "timeseries",
             "Time to first token, 95th percentile",
             "From arrival to first token: the queue and the prefill.",
-            (Series("ttft_p95", RANK),),
+            (Series("ttft_p95", f"{MACHINE} {RANK}"),),
         ),
         Panel(
             "timeseries",
             "Time between tokens, 95th percentile",
             "What a reader sees as stutter. Long prefills of others and evictions raise it.",
-            (Series("itl_p95", RANK),),
+            (Series("itl_p95", f"{MACHINE} {RANK}"),),
         ),
     ),
 )
@@ -189,7 +190,7 @@ _GPUS = Row(
             ),
             width=24,
             height=6,
-            by=("host",),
+            by=("cluster", "host"),
             columns=(Column("host", 160, link=LEDGER), Column("least headroom", 0, (HEADROOM,))),
             sort="GPU memory used",
         ),
@@ -198,14 +199,17 @@ _GPUS = Row(
             "Busiest and idlest GPU of each machine",
             "Share of time a kernel ran. Far apart on one machine: a replica without load, or ranks that wait for a "
             "slow one.",
-            (Series("host_busiest_gpu", "{{host}} busiest"), Series("host_idlest_gpu", "{{host}} idlest", dashed=True)),
+            (
+                Series("host_busiest_gpu", MACHINE + " busiest"),
+                Series("host_idlest_gpu", MACHINE + " idlest", dashed=True),
+            ),
             top=1,
         ),
         Panel(
             "timeseries",
             "Least headroom of each machine",
             "What the fullest GPU of each machine had left at its peak of the last minute, as a part of its memory.",
-            (Series("host_least_headroom", "{{host}}"),),
+            (Series("host_least_headroom", MACHINE),),
             limits=(HEADROOM,),
         ),
         Panel(
@@ -213,7 +217,7 @@ _GPUS = Row(
             "Lowered clocks",
             "Share of time for which the worst GPU of a machine ran with lowered clocks, by reason. `power` at a "
             "power cap is how a busy card works; thermal reasons and power brakes are not.",
-            (Series("host_throttle", "{{host}} {{reason}}"),),
+            (Series("host_throttle", MACHINE + " {{reason}}"),),
             top=1,
             empty="no GPU lowers its clocks",
         ),
@@ -221,13 +225,13 @@ _GPUS = Row(
             "timeseries",
             "Power of each machine",
             "Sum over the GPUs of a machine.",
-            (Series("host_gpu_power", "{{host}}"),),
+            (Series("host_gpu_power", MACHINE),),
         ),
         Panel(
             "timeseries",
             "Hottest GPU of each machine",
             "GPU temperature. A card lowers its clocks on its own when it gets too hot.",
-            (Series("host_hottest_gpu", "{{host}}"),),
+            (Series("host_hottest_gpu", MACHINE),),
             bottom=None,
         ),
         Panel(
@@ -248,7 +252,7 @@ _HOSTS = Row(
             "timeseries",
             "CPU",
             "Share of all cores in use. An engine whose GPUs idle while requests wait is often short of CPU.",
-            (Series("host_cpu", "{{host}}"),),
+            (Series("host_cpu", MACHINE),),
             width=6,
             limits=(HOST_CPU,),
             top=1,
@@ -257,7 +261,7 @@ _HOSTS = Row(
             "timeseries",
             "Memory available",
             "Part of the machine's memory that programs can still get. When it is gone, the kernel kills a worker.",
-            (Series("host_memory_free_ratio", "{{host}}"),),
+            (Series("host_memory_free_ratio", MACHINE),),
             width=6,
             limits=(HOST_MEMORY,),
             top=1,
@@ -266,7 +270,7 @@ _HOSTS = Row(
             "timeseries",
             "Shared memory in use",
             "Used part of the file system for shared memory. NCCL and workers need it; containers often have 64 MiB.",
-            (Series("host_shm_used_ratio", "{{host}}"),),
+            (Series("host_shm_used_ratio", MACHINE),),
             width=6,
             limits=(SHM,),
             top=1,
@@ -275,7 +279,7 @@ _HOSTS = Row(
             "timeseries",
             "CPU of gpuwatch",
             "Cores that gpuwatch itself uses.",
-            (Series("own_cpu", "{{host}}"),),
+            (Series("own_cpu", MACHINE),),
             width=6,
         ),
     ),
@@ -285,6 +289,6 @@ DASHBOARD = Dashboard(
     FLEET,
     "gpuwatch / fleet",
     "All machines, engines and GPUs: is anything wrong, where, and what to change.",
-    (HOST, SERVER, MODEL),
+    (CLUSTER, HOST, SERVER, MODEL),
     (_STATE, _ENGINES, _GPUS, _HOSTS),
 )

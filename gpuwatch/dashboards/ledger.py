@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwatch.dashboards.model import GPU, HOST, Column, Dashboard, Panel, Row, Series
+from gpuwatch.dashboards.model import CLUSTER, GPU, HOST, Column, Dashboard, Panel, Row, Series
 from gpuwatch.dashboards.shared import CARD, HEADROOM, LEDGER
 
 _PARTS = (
@@ -31,7 +31,7 @@ _NOW = Row(
             tuple(Series(query, name, colour) for query, name, colour in _PARTS),
             width=12,
             height=12,
-            by=("host", "gpu"),
+            by=("cluster", "host", "gpu"),
         ),
         Panel(
             "timeseries",
@@ -112,7 +112,7 @@ _CARDS = Row(
             ),
             width=24,
             height=8,
-            by=("host", "gpu", "uuid"),
+            by=("cluster", "host", "gpu", "uuid"),
             columns=(Column("uuid", 330), Column("headroom", 0, (HEADROOM,))),
             sort="used",
         ),
@@ -129,7 +129,7 @@ _CARDS = Row(
             ),
             width=24,
             height=6,
-            by=("host", "server", "engine_kind"),
+            by=("cluster", "host", "server", "engine_kind"),
             columns=(Column("engine", 160),),
         ),
     ),
@@ -139,6 +139,6 @@ DASHBOARD = Dashboard(
     LEDGER,
     "gpuwatch / GPU memory ledger",
     "What each byte of a GPU is for, how close the last peak came, and what the engines state.",
-    (HOST, GPU),
+    (CLUSTER, HOST, GPU),
     (_NOW, _PEAKS, _CARDS),
 )

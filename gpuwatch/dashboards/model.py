@@ -135,9 +135,12 @@ class Dashboard:
         return f"{self.uid}.json"
 
 
-HOST = Variable("host", "host", "gpuwatch_build_info", "Host")
-SERVER = Variable("server", "server", 'gpuwatch_source_up{source="engine", host=~"$host"}', "Engine")
+_MACHINE = 'cluster=~"$cluster", host=~"$host"'
+
+CLUSTER = Variable("cluster", "cluster", "gpuwatch_build_info", "Cluster")
+HOST = Variable("host", "host", 'gpuwatch_build_info{cluster=~"$cluster"}', "Host")
+SERVER = Variable("server", "server", f'gpuwatch_source_up{{source="engine", {_MACHINE}}}', "Engine")
 MODEL = Variable(
-    "model_name", "model_name", 'gpuwatch_engine_kv_cache_usage_ratio{host=~"$host", server=~"$server"}', "Model"
+    "model_name", "model_name", f'gpuwatch_engine_kv_cache_usage_ratio{{{_MACHINE}, server=~"$server"}}', "Model"
 )
-GPU = Variable("gpu", "gpu", 'gpuwatch_gpu_memory_total_bytes{host=~"$host"}', "GPU")
+GPU = Variable("gpu", "gpu", f"gpuwatch_gpu_memory_total_bytes{{{_MACHINE}}}", "GPU")

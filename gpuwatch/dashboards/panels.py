@@ -5,7 +5,7 @@ from __future__ import annotations
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.dashboards.expressions import for_panel, for_table, metrics_of
+from gpuwatch.dashboards.expressions import for_bars, for_panel, for_table, metrics_of
 from gpuwatch.dashboards.limits import Threshold, resolve
 from gpuwatch.dashboards.tables import table_fields
 from gpuwatch.dashboards.units import grafana_unit, shown
@@ -42,8 +42,7 @@ def _target(item: Panel, series: Series, number: int, variables: Sequence[str]) 
     template = CATALOGUE[series.query].template
     tabular = item.kind in ("table", "barchart")
     if item.kind == "barchart":
-        joined = ", ".join(f'"{label}"' for label in item.by)
-        expr = f'sum by (bar) (label_join({for_panel(template, variables)}, "bar", " gpu ", {joined}))'
+        expr = for_bars(template, variables, item.by)
     elif tabular:
         expr = for_table(template, variables, item.by)
     else:

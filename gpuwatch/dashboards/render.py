@@ -119,7 +119,7 @@ def _variable(variable: Variable) -> dict[str, Any]:
 
 
 def _filters() -> dict[str, Any]:
-    """Return the variable for labels that Prometheus adds, such as job, instance or cluster."""
+    """Return the variable for labels that Prometheus adds, such as job or instance."""
     return {
         "type": "adhoc",
         "name": "filters",
@@ -151,7 +151,7 @@ def _alerts(names: list[str]) -> dict[str, Any]:
         "iconColor": "red",
         "expr": for_panel('ALERTS{alertname=~"Gpuwatch.*", alertstate="firing"}', names),
         "titleFormat": "{{alertname}}",
-        "textFormat": "{{host}} {{server}} {{gpu}}",
+        "textFormat": "{{cluster}} {{host}} {{server}} {{gpu}}",
         "tagKeys": "severity,diagnosis",
         "useValueForTime": False,
     }

@@ -32,6 +32,7 @@ SEVERITIES: tuple[tuple[str, str, Colour], ...] = (
 )
 _FINDING_COLUMNS = (
     Column("severity", 75, mapping=SEVERITIES),
+    Column("cluster", 75),
     Column("host", 90),
     Column("engine", 145, link=ENGINE),
     Column("uuid", 105),
@@ -41,7 +42,7 @@ _FINDING_COLUMNS = (
     Column("to", 60),
     Column("advice", 0, wrap=True),
 )
-FINDING_ROWS = ("severity", "id", "host", "server", "uuid", "cause", "flag", "from", "to", "advice")
+FINDING_ROWS = ("severity", "id", "cluster", "host", "server", "uuid", "cause", "flag", "from", "to", "advice")
 """Labels that make a row of a table of findings."""
 
 
@@ -51,4 +52,5 @@ def finding_columns(link: str = "") -> tuple[Column, ...]:
 
 
 RANK = "{{server}} {{model_name}} {{dp_rank}}"
-CARD = "{{host}} gpu {{gpu}}"
+MACHINE = "{{cluster}} {{host}}"
+CARD = MACHINE + " gpu {{gpu}}"

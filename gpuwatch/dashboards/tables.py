@@ -97,9 +97,12 @@ def _properties(
 
 
 def _link(uid: str, item: Panel) -> dict[str, Any]:
-    """Return a link to the dashboard `uid` at the same time, for the host and the engine of the row."""
+    """Return a link to the dashboard `uid` at the same time, for the host and the engine of the row.
+
+    The choice of clusters stays as it is: where no series has the label, the table has no such column to take it from.
+    """
     chosen = "".join(
         f"&var-{label}=${{__data.fields.{heading(label)}}}" for label in item.by if label in ("host", "server")
     )
-    url = f"/d/{uid}?${{__url_time_range}}&${{datasource:queryparam}}{chosen}"
+    url = f"/d/{uid}?${{__url_time_range}}&${{datasource:queryparam}}&${{cluster:queryparam}}{chosen}"
     return {"title": f"Open {uid}", "url": url, "targetBlank": False}

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpuwatch.config import ConfigError, EndpointConfig
 from gpuwatch.config_endpoints import endpoint_url
-from gpuwatch.model import Reason, SourceError
+from gpuwatch.model import Batch, Reason, SourceError, series
 from gpuwatch.sources.api_client import ApiClient
+from gpuwatch.sources.engine.http import show_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gpuwatch.clock import Clock
     from gpuwatch.diagnosis.finding import Finding
     from gpuwatch.model import Labels
+    from gpuwatch.sources.api_client import Reply
 
     Changes: TypeAlias = "Callable[[Mapping[Labels, _Sent], int], tuple[int, list[Notice]]]"
 
@@ -59,13 +61,16 @@ class Notice:
     annotations: Mapping[str, str]
     until: int | None = None
 
-    def as_json(self, ends: int) -> dict[str, Any]:
-        """Return the alert for ``/api/v2/alerts``; one that still fires ends at `ends` unless it is sent again."""
+    def as_json(self, ends: int, ahead: int = 0) -> dict[str, Any]:
+        """Return the alert for ``/api/v2/alerts``; one that still fires ends at `ends` unless it is sent again.
+
+        `ahead` is what our times are ahead of the machine's clock (`Clock.ahead`): others compare with their own.
+        """
         return {
             "labels": dict(self.labels),
             "annotations": dict(self.annotations),
-            "startsAt": _timestamp(self.since),
-            "endsAt": _timestamp(self.until if self.until is not None else ends),
+            "startsAt": _timestamp(self.since - ahead),
+            "endsAt": _timestamp((self.until if self.until is not None else ends) - ahead),
         }
 
 
@@ -178,6 +183,7 @@ class Notifier:
         self._external = dict(external_labels or {})
         self._lock = threading.Lock()
         self._state = _State()
+        self._keys: tuple[Labels, ...] = ()
         configs = [
             item if isinstance(item, EndpointConfig) else EndpointConfig(endpoint_url(item, "Alertmanager"))
             for item in alertmanagers
@@ -195,6 +201,17 @@ class Notifier:
     def deliveries(self) -> tuple[Delivery, ...]:
         """How sending goes, one entry per Alertmanager."""
         return tuple(sender.delivery for sender in self._senders)
+
+    def batch(self, host: str, time: int) -> Batch:
+        """Return how sending goes as series of `host` at `time` (milliseconds)."""
+        done = self.deliveries
+        if not self._keys:
+            self._keys = tuple(
+                series("gpuwatch_alertmanager_" + name, host=host, alertmanager=show_url(one.url))
+                for one in done
+                for name in ("alerts_sent_total", "failures_total")
+            )
+        return Batch("alertmanager", time, self._keys, [float(n) for one in done for n in (one.sent, one.failures)])
 
     def notify(self, findings: Iterable[Finding], time: int) -> None:
         """Take over the findings of the tick at `time` (milliseconds); what fired before and does not now is over."""
@@ -296,7 +313,8 @@ class _Sender:
         ends = time + KEEP_INTERVALS * self._resend_ms
         for first in range(0, len(due), BATCH):
             batch = due[first : first + BATCH]
-            refused = self._post([notice.as_json(ends) for notice in batch])
+            ahead = self._clock.ahead()
+            refused = self._post([notice.as_json(ends, ahead) for notice in batch])
             for notice in batch:
                 self._sent[notice.labels] = _Sent(notice, time)
             if refused:
@@ -314,6 +332,10 @@ class _Sender:
         """
         reply = self._client.ask(PATH, json=body)
         if 200 <= reply.status < 300:
+            page = _page(reply)
+            if page:
+                text = f"{show_url(reply.url)}: HTTP {reply.status} with {page} instead of Alertmanager's empty answer"
+                raise SourceError(Reason.FAILED, f"{text}; is a login in between?")
             return ""
         said = " ".join(reply.body.decode("utf-8", "replace").split())[:200]
         login = " (give user and password_file, or token_file)" if reply.status in (401, 403) else ""
@@ -335,6 +357,17 @@ class _Sender:
         if before.error != error:
             log.error("findings cannot be sent: %s", error)
         self.delivery = Delivery(before.url, before.sent, before.failures + 1, error)
+
+
+def _page(reply: Reply) -> str:
+    """Return what kind of page for people an answer is, or nothing: one of a login or of a proxy, not of the API.
+
+    Alertmanager itself answers nothing; what stands in for it may say something, such as ``{}`` or ``ok``.
+    """
+    kind = reply.kind.partition(";")[0].strip().lower()
+    if kind in ("text/html", "application/xhtml+xml"):
+        return kind
+    return "a page" if reply.body.lstrip()[:1] == b"<" else ""
 
 
 def _forgotten(sent: _Sent, time: int) -> bool:

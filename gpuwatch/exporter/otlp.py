@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from gpuwatch import __version__
 from gpuwatch.config import ConfigError
-from gpuwatch.config_endpoints import endpoint_url
+from gpuwatch.config_endpoints import OTLP_LOGIN, endpoint_url
 from gpuwatch.exporter.families import Arrangement
 from gpuwatch.sources.engine.http import explain_failure
 
@@ -58,7 +58,7 @@ class OtlpExport:
     """
 
     def __init__(self, url: str, columns: Callable[[], Sequence[Column]], interval: float) -> None:
-        address = endpoint_url(url, "otlp")
+        address = endpoint_url(url, "otlp", OTLP_LOGIN)
         self.url = address if urlsplit(address).path else address + SIGNAL_PATH
         self._columns = columns
         self._interval = interval

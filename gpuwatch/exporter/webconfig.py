@@ -114,7 +114,8 @@ def load_web_config(path: str | Path) -> WebConfig:
     root = file.root()
     config = _read(file, root) if root is not None else WebConfig()
     if file.problems:
-        more = f" (and {len(file.problems) - 1} more)" if len(file.problems) > 1 else ""
+        others = len(file.problems) - 1
+        more = f" (and {others} more problem{'s' if others > 1 else ''})" if others else ""
         raise ConfigError(f"{file.problems[0]}{more}".replace("rule files are UTF-8", "allowed: a UTF-8 YAML file"))
     return config
 
@@ -172,7 +173,7 @@ def _tls(file: YamlFile, node: Node) -> TlsConfig | None:
 def _check_clients(file: YamlFile, node: Node, tls: TlsConfig) -> None:
     """Refuse what would let anybody in although certificates are asked for."""
     authority = tls.client_ca_file or tls.client_ca
-    if tls.min_version > tls.max_version:
+    if {tls.min_version, tls.max_version} <= set(VERSIONS) and tls.min_version > tls.max_version:
         file.refuse(node, f"min_version {tls.min_version} is above max_version {tls.max_version}")
     if tls.client_auth in _UNVERIFIED:
         file.refuse(node, f"client_auth_type {tls.client_auth} checks nothing and is not supported; "

@@ -46,6 +46,8 @@ RATE_WINDOW = "10s"
 """Window of the catalogue's rates on the local store, which is filled about once a second."""
 LOOKS = 6
 """How often a rule without an alert is evaluated in the time that it must hold before it fires."""
+FAR_MS = 24 * 3_600_000
+"""From here on a moment that is asked for is no slip, but another time; it is answered in milliseconds, too."""
 ANNOTATIONS_MS = 10_000
 """How often the annotations of an alert that goes on are rendered anew. What is explained does not come from them."""
 
@@ -246,7 +248,9 @@ class Pipeline:
         result = next((past for past in reversed(self._past) if past.time <= time), None)
         if result is None or time > self._past[-1].time + 1000 * self.settings.interval:
             oldest = self._past[0].time if self._past else time
-            raise LookupError(f"nothing is kept of that time; the oldest is {abs(time - oldest) / 1000:.0f} s away")
+            away = abs(time - oldest)
+            where = f"{away / 1000:.0f} s away" if away < FAR_MS else f"of {oldest}"
+            raise LookupError(f"nothing is kept of that time; the oldest is {where}")
         whole = self.snapshot(result)
         return replace(
             whole, sources=(), absent=(), facts=(), lines=tuple(line for line in self._lines if line.time <= time)

@@ -12,6 +12,7 @@ from gpuwatch.config import ConfigError
 from gpuwatch.exporter.exposition import Exposition
 from gpuwatch.pipeline.live import Live
 from gpuwatch.pipeline.rules import rules_in_use
+from gpuwatch.pipeline.state import STEP_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +61,7 @@ class Daemon:
         self._state = state
         self._snapshots: dict[bool, Snapshot] = {}
         self._said = ""
+        self._ahead = 0
         if state is not None:
             self.live.pipeline.restore(state.load(clock.now()))
 
@@ -131,8 +133,9 @@ class Daemon:
         pipeline = self.live.pipeline
         self.exposition.update(pipeline.store.columns(result.time))
         self.ticked.set()
+        self._watch_clock()
         if self._state is not None:
-            self._state.update(pipeline.saved(result.time), result.time)
+            self._state.update(pipeline.saved(result.time), result.time, self._clock.ahead())
         if self.live.recording_error != self._said:
             self._said = self.live.recording_error
             log.error("%s", self._said)
@@ -141,6 +144,17 @@ class Daemon:
                 listener(result.findings, result.time)
             except Exception:
                 log.exception("a listener failed")
+
+    def _watch_clock(self) -> None:
+        """Say once when the machine's clock was set back, and each time that it is set back further."""
+        ahead = self._clock.ahead()
+        if ahead > self._ahead + STEP_MS:
+            log.error(
+                "the machine's clock was set back: gpuwatch's own time goes on without a step, %d s ahead of it, until "
+                "the next start; Alertmanager and the state file get the machine's time",
+                round(ahead / 1000),
+            )
+        self._ahead = ahead
 
     # Configuration
 

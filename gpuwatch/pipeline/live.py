@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpuwatch.alerts.rulefile import RuleSet
     from gpuwatch.clock import Clock
     from gpuwatch.config import Config
+    from gpuwatch.model import Batch
     from gpuwatch.pipeline.core import TickResult
     from gpuwatch.recording import Keep
     from gpuwatch.snapshot import Snapshot
@@ -43,6 +44,8 @@ class Live:
         self.subscribers = Subscribers()
         self.questions = Questions()
         self.on_tick: Callable[[TickResult], None] | None = None
+        self.also: Callable[[int], Batch | None] | None = None
+        """Returns what somebody else has to say at a tick, given its time; on the pipeline's thread."""
         self.last: TickResult | None = None
         """The result of the newest tick."""
         self.last_at: float | None = None
@@ -166,7 +169,9 @@ class Live:
 
     def _tick(self) -> None:
         try:
-            result = self.pipeline.tick(self.clock.now(), self._collector.take(), self._writer)
+            time, batches = self.clock.now(), self._collector.take()
+            told = self.also(time) if self.also is not None else None
+            result = self.pipeline.tick(time, batches if told is None else [*batches, told], self._writer)
             self.last, self.last_at = result, self.clock.monotonic()
             if self.on_tick is not None:
                 self.on_tick(result)

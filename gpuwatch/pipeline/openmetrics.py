@@ -18,6 +18,7 @@ from gpuwatch.pipeline.replay import Play
 from gpuwatch.promql.nodes import quote
 from gpuwatch.recording import Reader
 from gpuwatch.series import METRICS
+from gpuwatch.sources.files.read import playable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,13 +111,14 @@ def replayed(path: str | Path, rules: RuleSet, step_ms: int = 0) -> tuple[Histor
     Raises:
         RecordingError: the file cannot be read or is no recording.
     """
-    reader = Reader(path)
     history = History(step_ms)
-    play = Play(reader.header, rules)
-    for tick in reader.ticks():
-        play.tick(tick)
-        history.take(play.pipeline, tick.time)
-    return history, reader.cut
+    with playable(path) as file:
+        reader = Reader(file)
+        play = Play(reader.header, rules)
+        for tick in reader.ticks():
+            play.tick(tick)
+            history.take(play.pipeline, tick.time)
+    return history, reader.cut.replace(file, str(path))
 
 
 def _family(name: str) -> str:

@@ -159,7 +159,11 @@ class Collector:
         """Return what was taken in."""
         header = self._header
         silent = [
-            Setting(f"{state.kind} {state.target}", clean(f"{state.reason}: {state.detail}"), "")
+            Setting(
+                state.kind if state.target == state.kind else f"{state.kind} {state.target}",
+                clean(f"{state.reason}: {state.detail}"),
+                "",
+            )
             for state in self._health.states(self._last_tick)
             if not state.up
         ]

@@ -26,6 +26,8 @@ TOLERANCE_MS = 3_600_000
 """A state older than this is not used: Prometheus' default for ``rules.alert.for-outage-tolerance``."""
 REFRESH_MS = 60_000
 """The file is written again after this time even where no alert began or ended."""
+STEP_MS = 1000
+"""By how much the machine's clock is set back at least before the file is written again for that."""
 OFF = "off"
 
 
@@ -60,6 +62,7 @@ class StateFile:
         self._said = ""
         self._written: object = None
         self._written_at: int | None = None
+        self._written_ahead = 0
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="state", daemon=True)
 
@@ -77,6 +80,10 @@ class StateFile:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self._say(f"{self.path}: damaged ({type(error).__name__}); findings start anew")
             return ()
+        ahead = sum(item.active_at > now for item in saved)
+        if ahead:
+            what = f"{ahead} of its {len(saved)} findings had not begun yet and start anew"
+            self._say(f"{self.path}: the clock was set back since it was saved; {what}")
         return tuple(item for item in saved if item.active_at <= now and now - item.saved_at <= TOLERANCE_MS)
 
     def _read(self) -> bytes | None:
@@ -115,14 +122,18 @@ class StateFile:
         """Start the thread that writes."""
         self._thread.start()
 
-    def update(self, saved: Iterable[Saved], now: int) -> None:
-        """Have the state written when an alert began, fired or ended, and once a minute. Never waits."""
+    def update(self, saved: Iterable[Saved], now: int, ahead: int = 0) -> None:
+        """Have the state written when an alert began, fired or ended, and once a minute. Never waits.
+
+        `ahead` is what all times are ahead of the machine's clock (`Clock.ahead`), by which the next start goes.
+        """
         listed = sorted(saved, key=lambda item: item.labels)
         state = tuple((item.labels, item.active_at, item.fired_at) for item in listed)
         due = self._written_at is None or now - self._written_at >= REFRESH_MS or now < self._written_at
+        due = due or abs(ahead - self._written_ahead) > STEP_MS
         if self._writable and (state != self._written or (due and state)):
-            self._written, self._written_at = state, now
-            self._queue.put(_document(listed, now))
+            self._written, self._written_at, self._written_ahead = state, now, ahead
+            self._queue.put(_document(listed, now, ahead))
 
     def stop(self, seconds: float) -> None:
         """Write what is waiting; waits at most `seconds`."""
@@ -166,17 +177,17 @@ class StateFile:
             log.error("%s", text)
 
 
-def _document(saved: Iterable[Saved], now: int) -> bytes:
+def _document(saved: Iterable[Saved], now: int, ahead: int) -> bytes:
     alerts = [
         {
             "labels": dict(item.labels),
-            "active_at": item.active_at,
-            "fired_at": item.fired_at,
-            "saved_at": item.saved_at,
+            "active_at": item.active_at - ahead,
+            "fired_at": None if item.fired_at is None else item.fired_at - ahead,
+            "saved_at": item.saved_at - ahead,
         }
         for item in saved
     ]
-    return json.dumps({MARK: VERSION, "saved_at": now, "alerts": alerts}).encode() + b"\n"
+    return json.dumps({MARK: VERSION, "saved_at": now - ahead, "alerts": alerts}).encode() + b"\n"
 
 
 def _saved(item: Any, saved_at: int) -> Saved:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gpuwatch.model import Batch, Labels
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK = (*_FULL, errno.EFBIG, errno.EIO)
+"""What no other name would mend, and what may be over later."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _WRITTEN_ELSEWHERE = "another gpuwatch writes to it; choose another name"
 
@@ -29,7 +31,8 @@ _WRITTEN_ELSEWHERE = "another gpuwatch writes to it; choose another name"
 class Writer:
     """Writes batches to a file; after every `tick` all of them are with the operating system.
 
-    A full disk does not raise: the writer closes and `error` says why. The file is locked (flock) while it is written.
+    A full disk does not raise: the writer closes and `error` says why; with `append` so from the beginning, because who
+    goes on with a recording does so unattended. The file is locked (flock) while it is written.
 
     Args:
         path: The file.
@@ -43,7 +46,7 @@ class Writer:
 
         Raises:
             RecordingError: the file or a part of it exists, is no recording or is being written (`append`), or it
-                cannot be created.
+                cannot be created; with `append` not where only the disk is full or broken.
         """
         self.path = str(path)
         self.header = header
@@ -59,7 +62,9 @@ class Writer:
             self._open(header)
         except OSError as error:
             self._leave()
-            raise RecordingError(f"{path}: {error.strerror}") from None
+            if not append or error.errno not in _DISK:
+                raise RecordingError(f"{path}: {error.strerror}") from None
+            self._fail(error.strerror or str(error))
 
     def write(self, batch: Batch) -> None:
         """Append what changed since the target's previous batch."""

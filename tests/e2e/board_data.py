@@ -371,14 +371,15 @@ class SglangNode:
         yield batch("host", time, host_rows(self.host, self.rng, 0.18, 0.9))
 
 
-def play(history: History, host: str, ticks, more_rules: tuple[Path, ...] = ()) -> None:
-    """Run `ticks` of (time, batches) through a pipeline and keep every series."""
+def play(history: History, cluster: str, host: str, ticks, more_rules: tuple[Path, ...] = ()) -> None:
+    """Run `ticks` of (time, batches) through a pipeline and keep every series, with the label of its Prometheus."""
     rules = load(sorted((ROOT / "rules").glob("*.yml")), more_rules)
     pipeline = None
     for time, batches in ticks:
         pipeline = pipeline or Pipeline(Settings(host, "live", STEP), rules, time)
         pipeline.tick(time, batches)
-        history.take(pipeline, time)
+        for labels, value, at in pipeline.store.newest(time):
+            history.add(tuple(sorted((*labels, ("cluster", cluster)))), at, value)
 
 
 def demo_ticks():
@@ -404,10 +405,10 @@ def whole_history(folder: Path) -> tuple[History, int, int]:
     demo = demo_ticks()
     end = demo[-1][0]
     start = end - SECONDS * 1000
-    play(history, "demo", demo)
+    play(history, "us-2", "demo", demo)
     for kind in (HealthyNode, StormNode, SglangNode):
         node = kind(random.Random(7))
         times = [(at, start + 1000 * at) for at in range(0, SECONDS + 1, STEP)]
         rules = (own,) if kind is SglangNode else ()
-        play(history, node.host, [(time, list(node.batches(at, time))) for at, time in times], rules)
+        play(history, "eu-1", node.host, [(time, list(node.batches(at, time))) for at, time in times], rules)
     return history, start, end

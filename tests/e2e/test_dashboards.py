@@ -71,12 +71,16 @@ def test_every_variable_has_values_and_is_narrowed_by_those_before_it(recorded, 
     assert (
         everything
         == {
+            "cluster": ["eu-1", "us-2"],
             "host": ["demo", "node-01", "node-02", "node-03"],
             "server": ["10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.2:8001", "10.0.0.3:30000", "127.0.0.1:8000"],
             "model_name": ["gpt-oss-120b", "llama-3.3-70b", "qwen3-32b", "tiny-llama"],
             "gpu": list("01234567"),
         }[label]
     )
+    if "$cluster" in source:
+        narrowed = {"server": ["127.0.0.1:8000"], "model_name": ["tiny-llama"], "gpu": ["0", "1"], "host": ["demo"]}
+        assert values(cluster="us-2") == narrowed[label]
     if "$host" in source:
         narrowed = {"server": ["10.0.0.3:30000"], "model_name": ["gpt-oss-120b"], "gpu": list("0123")}
         assert values(host="node-03") == narrowed[label]
@@ -105,7 +109,7 @@ def test_the_parts_of_the_memory_ledger_add_up_to_the_cards(recorded):
             bar = one["metric"]["bar"]
             added[bar] = added.get(bar, 0.0) + float(one["values"][0][1])
     cards = answer(server, "gpuwatch_gpu_memory_total_bytes", moment, moment)
-    totals = {f"{c['metric']['host']} gpu {c['metric']['gpu']}": float(c["values"][0][1]) for c in cards}
+    totals = {f"eu-1 {c['metric']['host']} gpu {c['metric']['gpu']}": float(c["values"][0][1]) for c in cards}
     assert len(totals) == 20  # the demo's machine is recorded at the end only
     assert added == pytest.approx(totals, rel=1e-6)
 

@@ -49,6 +49,7 @@ def test_prometheus_takes_the_example_with_the_shipped_rules(tmp_path):
     shutil.copy(DEPLOY / "prometheus/targets.yml", tmp_path / "targets")
     said = succeeds(binaries()[1], "check", "config", tmp_path / "prometheus.yml")
     assert f"{len(RULES)} rule files found" in said
+    succeeds(binaries()[1], "check", "rules", DEPLOY / "prometheus/scraped.yml")
 
 
 def test_alertmanager_takes_the_example():
@@ -98,6 +99,19 @@ def test_the_text_of_a_notification_carries_cause_change_and_runbook(tmp_path):
         "change: --max-num-seqs 16 → 2",
         "runbook: docs/runbook.md#kv_preemption_storm",
     ]
+
+
+def test_an_alert_without_a_finding_has_a_text_too(tmp_path):
+    labels = {"alertname": "GpuMachineNotScraped", "severity": "critical", "instance": "node-b:19400"}
+    alert = {"status": "firing", "labels": labels, "annotations": {"summary": "it does not answer"}}
+    data = {"status": "firing", "alerts": [alert], "commonLabels": labels, "groupLabels": {}}
+    (tmp_path / "data.json").write_text(json.dumps(data))
+    said = succeeds(
+        amtool(), "template", "render", f"--template.glob={DEPLOY}/alertmanager/gpuwatch.tmpl",
+        '--template.text={{ template "gpuwatch.title" . }}|{{ template "gpuwatch.text" . }}',
+        f"--template.data={tmp_path / 'data.json'}",
+    )  # fmt: skip
+    assert said.strip() == "[CRITICAL] GpuMachineNotScraped on node-b:19400|it does not answer"
 
 
 def test_systemd_takes_the_unit_and_finds_it_hardened(tmp_path):

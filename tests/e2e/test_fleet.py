@@ -90,6 +90,7 @@ def test_a_machine_that_was_killed_is_lost_and_comes_back(daemons, server, tmp_p
     wait_for(lambda: "node-c" not in instant(server, "gpuwatch_build_info"), 60, "gone")
     _, report = check("--prometheus", server)
     assert report["inputs"][0]["up"]
+    assert [said for said in report["problems"] if said.startswith("host node-c: not scraped for ")]
     daemons.programs["node-c"].start()
     wait_for(lambda: "node-c" in instant(server, "gpuwatch_build_info"), 60, "back")
 

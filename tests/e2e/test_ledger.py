@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ledger_models as made
@@ -141,17 +142,27 @@ def printed(overrides, flags, ranks, folder):
         server.stop()
 
 
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    """Name: (what a server printed, its log). Two start at a time."""
+    folders = {name: tmp_path_factory.mktemp("server") for name in SERVERS}
+    with ThreadPoolExecutor(2) as pool:
+        running = {name: pool.submit(printed, *SERVERS[name], folder) for name, folder in folders.items()}
+    return {name: (one, folders[name] / "vllm.log") for name, one in running.items()}
+
+
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_server_prints_the_tokens_that_are_predicted(name, tmp_path):
+def test_a_server_prints_the_tokens_that_are_predicted(servers, name):
     overrides, flags, ranks = SERVERS[name]
-    tokens, concurrency = printed(overrides, flags, ranks, tmp_path)
+    said, log = servers[name]
+    tokens, concurrency = said.result()
     tiny = json.loads((CACHE / MODEL / "config.json").read_text())
     config = {**tiny, **overrides, **({"torch_dtype": flags["dtype"]} if "dtype" in flags else {})}
     deployment = Deployment(
         engine="vllm", version=VERSION, capacity=80 * GIB, tp=ranks, context=flags.get("max-model-len", CONTEXT),
         chunk=CHUNK, block_size=flags.get("block-size", 128),
     )  # fmt: skip
-    assert above_info(tmp_path / "vllm.log") == []
+    assert above_info(log) == []
     pool = pool_of(read_model(config), deployment, GIB)  # VLLM_CPU_KVCACHE_SPACE of `VllmServer`
     print(f"{name}: {tokens:,} tokens, {concurrency} requests")
     assert pool.tokens == tokens

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from gpuwatch.promql.nodes import Binary, Call, Selector, Subquery, Window, constant, walk  # noqa: E402  # path set above
+from gpuwatch.promql.nodes import Aggregate, Binary, Call, Selector, Subquery, Window, constant, walk  # noqa: E402  # path set above
 from gpuwatch.promql.plan import parse  # noqa: E402
 from gpuwatch.promql.values import PromQLError  # noqa: E402
 from gpuwatch.series import METRICS  # noqa: E402
@@ -31,6 +31,8 @@ RATE_STAND_IN = "61001ms"
 RATE_MS = 61001
 ON_COUNTERS = {"rate", "irate", "increase", "resets", "changes"}
 LABELS_OF_ALERTS = ("host",)
+CLUSTER = "cluster"
+"""The label that a Prometheus gives to every series of a cluster."""
 
 
 def problems(document: dict) -> list[str]:
@@ -178,6 +180,11 @@ def _operation(node) -> Iterator[tuple[str, str]]:
         window = node.args[0]
         if not isinstance(window, Window) or window.range != RATE_MS:
             yield "target-rate-interval", f"{node.name} over a fixed window"
+    labels = node.labels if isinstance(node, Aggregate) and not node.without else ()
+    if isinstance(node, Binary) and node.matching.on:
+        labels = node.matching.labels
+    if "host" in labels and CLUSTER not in labels:
+        yield "cluster", "machines of one name in two clusters are taken for one"
     if isinstance(node, Subquery):
         yield "target-rate-interval", "a subquery has a fixed step"
     if isinstance(node, Binary) and node.op == "/" and constant(node.right) is None:
@@ -193,7 +200,7 @@ def _selector(node: Selector, document: dict, skip: set[str], *, counted: bool) 
     if metric is None and name != "ALERTS":
         yield "vocabulary", f"{name} is not a series of gpuwatch"
         return
-    labels = metric.labels if metric is not None else LABELS_OF_ALERTS
+    labels = (CLUSTER, *(metric.labels if metric is not None else LABELS_OF_ALERTS))
     matched = {(m.name, m.op, m.value) for m in node.matchers}
     for variable in _names(document) - skip:
         if variable in labels and (variable, "=~", f"${variable}") not in matched:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from gpuwatch.promql.remote import RemoteQuerier
     from gpuwatch.promql.values import RangeSeries, Vector
 
-NOT_OURS = frozenset({NAME, "alertstate", "job", "instance"})
-"""Labels of ``ALERTS`` that belong to Prometheus."""
+NOT_OURS = frozenset({NAME, "alertstate", "alertgroup", "job", "instance"})
+"""Labels of ``ALERTS`` that belong to Prometheus, or to vmalert."""
 _NOT_IDENTITY = frozenset({"alertname", "severity", "diagnosis"})
 
 QUERIES_EACH = 60

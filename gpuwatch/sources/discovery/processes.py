@@ -126,7 +126,7 @@ class ProcessTable:
 
     def _is_settled(self, known: Process) -> bool:
         """Whether the title of a process stays as it is."""
-        young = known.started > self._clock.now() / 1000 - _SETTLING
+        young = known.started > (self._clock.now() - self._clock.ahead()) / 1000 - _SETTLING
         return not young and not _is_interpreter(known.arguments)
 
 

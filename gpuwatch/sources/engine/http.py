@@ -211,6 +211,17 @@ _FAILURES: tuple[tuple[tuple[type[BaseException], ...], Reason, str], ...] = (
     ),
 )
 
+_UNTRUSTED = "is not trusted (give ca_file, or verify = false)"
+_ANOTHER_NAME = "is not for {host}: ask by a name that it holds, or give it this one"
+_CERTIFICATES = {
+    9: "is not valid yet: is this machine's clock right?",
+    10: "has expired: the server needs a new one",
+    23: "was revoked: the server needs a new one",
+    62: _ANOTHER_NAME,
+    64: _ANOTHER_NAME,
+}
+"""What is wrong with a certificate besides its issuer, by the X509_V_ERR codes of OpenSSL's ``x509_vfy.h``."""
+
 
 def explain_failure(error: Exception, url: str, timeout: float, *, answered: bool = False) -> SourceError:
     """Say in one line why a request to `url` with `timeout` seconds failed; `answered`: there were answers before.
@@ -223,7 +234,9 @@ def explain_failure(error: Exception, url: str, timeout: float, *, answered: boo
     tls = sys.modules.get("ssl")  # what is not loaded has raised nothing
     if tls is not None and _find(error, (tls.SSLError,)):
         if "certificate verify failed" in str(error).lower().replace("_", " "):
-            text = f"the certificate of {where} is not trusted (give ca_file, or verify = false)"
+            refused = _find(error, (tls.SSLCertVerificationError,), lambda one: hasattr(one, "verify_code"))
+            why = _CERTIFICATES.get(getattr(refused, "verify_code", 0), _UNTRUSTED).format(host=host)
+            text = f"the certificate of {where} {why}"
         else:
             text = f"{where} does not speak TLS as expected; is it http:// instead of https://?"
         return SourceError(Reason.FAILED, text)

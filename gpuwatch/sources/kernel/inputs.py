@@ -159,10 +159,12 @@ class JournalInput:
         if not lines and any(blind in words.lower() for blind in _BLIND):
             raise SourceError(Reason.NO_PERMISSION, f"journalctl -k shows nothing: {words}")
         self.note = words
+        ahead = self._clock.ahead()
         found = []
         for line in lines:
             prefix = strip_prefix(line.data.decode("utf-8", "replace"))
-            time = time_of(prefix.time, self._clock.now()) if prefix.time else None
+            time = time_of(prefix.time, self._clock.now() - ahead) if prefix.time else None
+            time = None if time is None else time + ahead  # the journal goes by the machine's clock
             past = time is not None and time < self._since - _SLACK_MS
             found.append(KernelLine(prefix.message, time if past else None, past))
         return found

@@ -127,3 +127,27 @@ def test_what_the_server_of_a_log_died_of_before_the_watch_is_found(alone, tmp_p
     assert "flag_unknown" in done.stdout
     assert f"log {log}: its server was gone before the watch began" in done.stdout
     assert done.returncode == 1
+
+
+def test_rules_that_fail_while_they_run_are_told_with_file_and_line(alone, tmp_path):  # noqa: F811  # the fixture
+    log = tmp_path / "server.log"
+    log.write_text("INFO 01-01 00:00:00 [api_server.py:1] vLLM API server version 0.11.0\n")
+    (tmp_path / "mine.yml").write_text(
+        "groups:\n  - name: mine\n    rules:\n"
+        "      - alert: Fails\n"
+        "        expr: vector(1) * on (a) (vector(1) or label_replace(vector(1), 'b', 'c', '', ''))\n"
+        "      - alert: Fires\n        expr: vector(1)\n        labels: {severity: info}\n"
+        "        annotations: {summary: '{{ index $labels 5 }}'}\n"
+    )
+    config = tmp_path / "own.toml"
+    config.write_text(alone.read_text() + '\nrules = ["mine.yml"]\n')
+    command = [sys.executable, "-m", "gpuwatch", "check", "--for", "3", "--config", str(config), "--log", str(log)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    own = tmp_path / "mine.yml"
+    assert f"gpuwatch check: {own}:4: rule Fails: " in done.stderr
+    assert f"gpuwatch check: {own}:6: rule Fires: annotation 'summary': " in done.stderr
+    assert "Fires: " in done.stdout
+    (tmp_path / "mine.yml").unlink()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert f"key 'rules': {own} does not exist" in done.stderr

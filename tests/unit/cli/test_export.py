@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,17 @@ def test_wrong_usage_is_one_line(capsys, words, said):
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_an_unpacked_recording_comes_out_like_the_packed_one(tmp_path, capsys):
+    plain = tmp_path / "plain.rec"
+    plain.write_bytes(gzip.decompress(Path(DEMO).read_bytes()))
+    texts = []
+    for path in (DEMO, str(plain)):
+        assert main(["export", path, "--openmetrics", "--step", "60"]) == 0
+        texts.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("gpuwatch_engine_")])
+    assert len(texts[0]) > 100
+    assert texts[0] == texts[1]
 
 
 def test_what_is_no_recording_and_a_json_wish_are_refused(tmp_path, capsys):

@@ -303,7 +303,7 @@ def test_a_reload_follows_other_engines_and_rules_and_keeps_everything_when_it_i
             '[[engine]]\nurl = "http://a:1"\ntoken_env = "NOT_THERE_X"\n',
             "the variable NOT_THERE_X of token_env is not set",
         ),
-        ('rules = ["/no/such.yml"]\n', "/no/such.yml: cannot be read"),
+        ('rules = ["/no/such.yml"]\n', "key 'rules': /no/such.yml does not exist"),
     ):
         before = daemon.said()
         daemon.config.write_text(text)
@@ -322,6 +322,27 @@ def test_a_reload_follows_other_engines_and_rules_and_keeps_everything_when_it_i
     daemon.until(lambda: f'server="{server}"' not in daemon.get())
     states = {found["id"]: found["state"] for found in daemon.snapshot()["findings"]}
     assert states.get("MineFires", "resolved") == "resolved"
+
+
+def test_failed_deliveries_are_counted_on_the_page_until_nothing_is_sent_any_more(start, tmp_path):
+    rules = tmp_path / "mine.yml"
+    rules.write_text(MINE)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    alone = f'{ALONE}rules = ["{rules}"]\n'
+    daemon = start(f'{alone}[[alertmanager]]\nurl = "{nobody}"\n')
+    daemon.ready()
+    daemon.until(
+        lambda: re.search(
+            rf'^gpuwatch_alertmanager_failures_total{{alertmanager="{nobody}",host="[^"]+"}} [1-9]',
+            daemon.get(),
+            re.MULTILINE,
+        )
+    )
+    assert re.search(r"^gpuwatch_alertmanager_alerts_sent_total\{.*\} 0(\.0)?$", daemon.get(), re.MULTILINE)
+    daemon.config.write_text(alone)
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.until(lambda: "gpuwatch_alertmanager" not in daemon.get())
 
 
 def test_what_waits_for_the_next_start_is_said_at_every_reload_and_checked(start, tmp_path):
@@ -396,6 +417,21 @@ def test_a_full_disk_stops_recording_and_state_with_a_line_each_and_nothing_else
     assert daemon.end()[0] == 0
 
 
+def test_a_disk_that_is_full_from_the_start_costs_the_recording_and_not_the_daemon(start, tmp_path):
+    full = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16));"
+        "from gpuwatch.cli import main; sys.exit(main())"
+    )
+    daemon = start(ALONE, "--state", "off", "--record", tmp_path / "run.rec", code=full)
+    daemon.ready()
+    daemon.until(lambda: daemon.said().count("\n") >= 2)
+    told = [line for line in daemon.said().splitlines() if "serving on" not in line]
+    assert told == [f"gpuwatch: {tmp_path / 'run.rec'}: File too large; recording stopped"]
+    assert daemon.snapshot()["recording"]["error"] == f"{tmp_path / 'run.rec'}: File too large; recording stopped"
+    assert daemon.end()[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["gpuwatch.toml"]
+
+
 def test_an_open_address_without_a_password_is_said(tmp_path):
     daemon = Serving(tmp_path, ALONE, "--listen", "0.0.0.0:0")
     try:
@@ -426,7 +462,9 @@ def test_check_attach_without_a_daemon_says_so_and_judges_nothing(capsys):
     assert main(["check", "--attach", url]) == 3
     printed = capsys.readouterr()
     assert printed.err == (f"gpuwatch check: connection refused: nothing listens at {url.removeprefix('http://')}\n")
-    assert "nothing was judged" in printed.out
+    assert printed.out.splitlines()[-1] == (
+        f"nothing was judged: connection refused: nothing listens at {url.removeprefix('http://')}"
+    )
     assert main(["check", "--attach", "http://user:secret@127.0.0.1:1"]) == 2
     printed = capsys.readouterr()
     assert "no user or password in the address" in printed.err

@@ -31,6 +31,22 @@ def test_time_goes_on_at_true_speed_when_the_wall_clock_steps_back(monkeypatch):
     assert clock.now() - start == 2000
 
 
+def test_how_far_time_is_ahead_of_a_clock_that_was_set_back_is_known_until_it_has_caught_up(monkeypatch):
+    machine = Machine(monkeypatch)
+    clock = SystemClock()
+    machine.wall -= 900_000_000  # followed step by step
+    assert clock.ahead() == 0
+    machine.wall += 900_000_000 - 3_600_000_000_000
+    clock.now()
+    assert clock.ahead() == 3_600_000
+    machine.pass_seconds(10)
+    clock.now()
+    assert clock.ahead() == 3_600_000
+    machine.pass_seconds(1, wall=3611)
+    clock.now()
+    assert clock.ahead() == 0
+
+
 def test_a_jump_forward_is_followed_at_once(monkeypatch):
     machine = Machine(monkeypatch)
     clock = SystemClock()

@@ -42,10 +42,18 @@ def test_every_key_is_read(tmp_path):
         gpus=False,
         discovery=False,
         ports=(8000,),
-        rules=("mine.yml",),
+        rules=(str(tmp_path / "mine.yml"),),
         engines=(EngineConfig("https://10.0.0.1:8443", token_env="TOKEN", timeout=2.0, log="/var/log/vllm.log"),),
         logs=(LogConfig("journal:vllm.service", "127.0.0.1:8000"),),
     )
+
+
+def test_rule_files_are_those_beside_the_configuration(tmp_path, monkeypatch):
+    path = write(tmp_path, 'rules = ["mine.yml", "more/own.yml", "/etc/own.yml", "~/own.yml"]')
+    monkeypatch.chdir(tmp_path)
+    beside = (str(tmp_path / "mine.yml"), str(tmp_path / "more" / "own.yml"), "/etc/own.yml", "~/own.yml")
+    assert load(path).rules == beside
+    assert load(path.name).rules == ("mine.yml", "more/own.yml", "/etc/own.yml", "~/own.yml")
 
 
 def test_an_empty_file_is_the_default(tmp_path):

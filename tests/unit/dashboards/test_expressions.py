@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from gpuwatch.dashboards.expressions import for_panel, for_table, labels_of, metrics_of
+from gpuwatch.dashboards.expressions import for_bars, for_panel, for_table, labels_of, metrics_of
 from gpuwatch.ledger.reconcile import COMPONENTS
 from gpuwatch.model import series
 from gpuwatch.promql.local import LocalQuerier
@@ -34,11 +36,57 @@ def test_a_fixed_window_of_a_rate_grows_with_the_range_and_others_stay():
     )
 
 
-def test_alerts_are_narrowed_by_host_only():
-    assert for_panel('ALERTS{alertstate="firing"}', ["host", "server"]) == (
-        'ALERTS{alertstate="firing", host=~"$host"}'
+def test_alerts_are_narrowed_by_cluster_and_host_only():
+    assert for_panel('ALERTS{alertstate="firing"}', ["cluster", "host", "server"]) == (
+        'ALERTS{alertstate="firing", cluster=~"$cluster", host=~"$host"}'
     )
-    assert labels_of("ALERTS") == ("host",)
+    assert labels_of("ALERTS") == ("cluster", "host")
+
+
+def test_what_is_told_apart_by_host_is_told_apart_by_cluster():
+    joined = "max by (host, uuid) (gpuwatch_gpu_power_watts) * on (host, uuid) group_right () gpuwatch_gpu_engine"
+    assert for_panel(joined, []) == (
+        "max by (cluster, host, uuid) (gpuwatch_gpu_power_watts) "
+        "* on (cluster, host, uuid) group_right () gpuwatch_gpu_engine"
+    )
+    assert for_panel("count by (severity) (gpuwatch_finding_info)", []) == (
+        "count by (severity) (gpuwatch_finding_info)"
+    )
+
+
+@pytest.fixture(scope="module")
+def twins():
+    """Answers of one machine name in two clusters: two GPUs in use by an engine in one, four in the other."""
+    store = Store()
+    for cluster, gpus in (("east", 2), ("west", 4)):
+        machine = {"cluster": cluster, "host": "node-a"}
+        rows = {series("gpuwatch_build_info", **machine, version="1"): 1.0}
+        for number in range(gpus):
+            card = {**machine, "gpu": str(number), "uuid": f"GPU-{number}"}
+            rows[series("gpuwatch_gpu_info", **card)] = 1.0
+            rows[series("gpuwatch_gpu_memory_used_bytes", **card)] = 10.0
+            rows[series("gpuwatch_gpu_engine", **card, server="s", basis="process")] = 1.0
+            rows[series("gpuwatch_ledger_bytes", **card, component="free")] = 5.0
+        store.append(cluster, 1000, tuple(rows), list(rows.values()))
+    return LocalQuerier(store)
+
+
+def asked(querier, expr):
+    expr = re.sub(r"\$\w+", ".*", expr)
+    return {tuple(dict(labels).values()): value for labels, value in querier.instant(expr, 1000).items()}
+
+
+def test_machines_of_one_name_in_two_clusters_are_two(twins):
+    names = ["cluster", "host"]
+    for_gpus = for_table(CATALOGUE["host_gpus"].template, names, names)
+    assert asked(twins, for_gpus) == {("east", "node-a"): 2, ("west", "node-a"): 4}
+    assert asked(twins, for_panel(CATALOGUE["fleet_hosts"].template, names)) == {(): 2}
+    memory = twins.instant(for_panel(CATALOGUE["engine_gpu_memory"].template, []), 1000)
+    assert len(memory.labels) == 6
+    bars = for_bars(CATALOGUE["ledger_free"].template, names, ["cluster", "host", "gpu"])
+    assert asked(twins, bars) == {(f"east node-a gpu {number}",): 5 for number in range(2)} | {
+        (f"west node-a gpu {number}",): 5 for number in range(4)
+    }
 
 
 def test_a_table_keeps_the_labels_of_its_rows_only_and_begins_with_the_largest():

@@ -52,7 +52,7 @@ def table_link(document):
                 prop["value"][0]["url"] = "/d/elsewhere?${__url_time_range}"
 
 
-HOST = 'host=~"$host"'
+HOST = 'cluster=~"$cluster", host=~"$host"'
 BROKEN = {
     "uid": lambda document: document.update(uid="x"),
     "uneditable": lambda document: document.update(editable=True),
@@ -93,6 +93,10 @@ BROKEN = {
     ),
     "target-counter": expression(f"gpuwatch_process_cpu_seconds_total{{{HOST}}}"),
     "guarded-ratio": expression(f"gpuwatch_tick_seconds{{{HOST}}} / gpuwatch_tick_seconds{{{HOST}}}"),
+    "cluster": expression(f"max by (host) (gpuwatch_tick_seconds{{{HOST}}})"),
+    "cluster: KV pool in use: A: machines": expression(
+        f"gpuwatch_tick_seconds{{{HOST}}} * on (host) gpuwatch_build_info{{{HOST}}}"
+    ),
     "vocabulary": expression("gpuwatch_no_such_thing"),
 }
 

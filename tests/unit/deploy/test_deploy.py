@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpuwatch.alerts.ruletest import run_file
 from gpuwatch.cli import build_parser
 from gpuwatch.config import load
+from gpuwatch.pipeline.fleet.views import PREFIX
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
@@ -38,6 +40,40 @@ def gpuwatch_container(name):
 def test_the_alertmanager_example_is_what_its_generator_writes():
     generator = runpy.run_path(str(ROOT / "tests/tools/alertmanager_config.py"))
     assert (DEPLOY / "alertmanager/alertmanager.yml").read_text() == generator["text"]()
+
+
+NOT_SCRAPED = """\
+rule_files: [{rules}]
+evaluation_interval: 15s
+tests:
+  - interval: 15s
+    input_series:
+      - {{series: 'up{{job="gpuwatch", instance="node-a:19400"}}', values: '1x40'}}
+      - {{series: 'up{{job="gpuwatch", instance="node-b:19400"}}', values: '1x4 0x36'}}
+      - {{series: 'up{{job="others", instance="node-c:9100"}}', values: '0x40'}}
+    alert_rule_test:
+      - {{alertname: GpuMachineNotScraped, eval_time: 2m, exp_alerts: []}}
+      - alertname: GpuMachineNotScraped
+        eval_time: 2m15s
+        exp_alerts:
+          - exp_labels: {{severity: critical, job: gpuwatch, instance: 'node-b:19400'}}
+            exp_annotations: {{summary: 'gpuwatch on node-b:19400 does not answer', description: '{described}'}}
+      - {{alertname: GpuMachinesNotConfigured, eval_time: 9m, exp_alerts: []}}
+"""
+DESCRIBED = (
+    "Prometheus cannot scrape node-b:19400 for a minute: the machine, its network or gpuwatch itself is down, and "
+    "nothing is known of its GPUs and engines. On the machine: systemctl status gpuwatch."
+)
+
+
+def test_a_machine_that_does_not_answer_is_an_alert_of_the_example_beside_the_rules(tmp_path):
+    file = tmp_path / "scraped_test.yml"
+    file.write_text(NOT_SCRAPED.format(rules=DEPLOY / "prometheus/scraped.yml", described=DESCRIBED))
+    result = run_file(file)
+    assert ([str(failure) for failure in result.failures], result.problems, result.checked) == ([], (), 3)
+    # By this name gpuwatch tells whether its own rules are loaded.
+    rules = yaml.safe_load((DEPLOY / "prometheus/scraped.yml").read_text())["groups"][0]["rules"]
+    assert not [rule["alert"] for rule in rules if rule["alert"].startswith(PREFIX)]
 
 
 def commands():
@@ -201,7 +237,25 @@ def test_a_trouble_that_is_over_drains_nothing(node):
     assert node.run("prolog.sh").returncode == 0
 
 
-@pytest.mark.parametrize("report", ["", '{"findings": [{}]}'])
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        ({"labels": None}, "gpuwatch: gpu_lost: off the bus"),
+        ({"labels": {"gpu": None}}, "gpuwatch: gpu_lost: off the bus"),
+        ({"labels": {"gpu": 0}}, "gpuwatch: gpu_lost GPU 0: off the bus"),
+        ({"cause": None}, "gpuwatch: gpu_lost GPU 1"),
+        ({"cause": "off\nthe\tbus "}, "gpuwatch: gpu_lost GPU 1: off the bus"),
+    ],
+)
+def test_a_report_that_says_less_still_gives_a_reason_that_can_be_read(node, odd, reason):
+    lost = {"id": "gpu_lost", "state": "firing", "labels": {"gpu": "1"}, "cause": "off the bus", **odd}
+    (node.folder / "report.json").write_text(json.dumps({"findings": ["gpu_lost", {}, {"id": ["x"]}, lost]}))
+    done = node.run("prolog.sh")
+    assert (done.returncode, done.stdout, done.stderr) == (1, reason + "\n", "")
+    assert node.told.read_text().splitlines()[-1] == f"Reason={reason}"
+
+
+@pytest.mark.parametrize("report", ["", "[]", '{"findings": null}', '{"findings": [{}]}'])
 def test_a_check_that_did_not_run_says_nothing_about_the_node(node, report):
     (node.folder / "report.json").write_text(report)
     (node.folder / "code").write_text("2")

@@ -14,6 +14,7 @@ from gpuwatch.clock import SystemClock
 from gpuwatch.config import ConfigError, EndpointConfig
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
 from gpuwatch.exporter.alertmanager import BATCH, Notifier, notices
+from gpuwatch.model import series
 
 START = 1_700_000_000_000
 STORM = {"host": "h", "server": "127.0.0.1:8000", "model_name": "tiny"}
@@ -46,7 +47,7 @@ class Receiver:
     """Takes posts as Alertmanager does, and answers with `status`; while `hang` is set it does not answer at all."""
 
     def __init__(self, status=200, body=b"", port=0):
-        self.status, self.body, self.hang = status, body, False
+        self.status, self.body, self.hang, self.kind = status, body, False, ""
         self.posts, self.headers = [], []
         self.arrived = threading.Condition()
         self.closing = threading.Event()
@@ -65,6 +66,8 @@ class Receiver:
                     outer.closing.wait(30)
                     return
                 self.send_response(outer.status)
+                if outer.kind:
+                    self.send_header("Content-Type", outer.kind)
                 self.send_header("Content-Length", str(len(outer.body)))
                 self.end_headers()
                 self.wfile.write(outer.body)
@@ -94,6 +97,15 @@ class Receiver:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join(5)
+
+
+class Stepped(SystemClock):
+    """The machine's clock, `back` milliseconds of which were taken off."""
+
+    back = 0
+
+    def ahead(self):
+        return self.back
 
 
 @pytest.fixture
@@ -143,6 +155,27 @@ def test_an_alert_is_sent_with_the_labels_of_the_rule_and_the_advice_of_the_find
     assert sent["startsAt"] == "2023-11-14T22:13:20.000Z"
     assert sent["endsAt"] == "2023-11-14T22:17:25.000Z"  # 5 s later, and four minutes ahead
     assert receiver.headers[0]["Content-Type"] == "application/json"
+
+
+def test_after_a_step_back_of_the_clock_alertmanager_gets_the_time_of_the_machine(receiver):
+    clock = Stepped()
+    notifier = Notifier([receiver.url], clock, pause=0.1)
+    try:
+        notifier.notify([storm()], START + 5000)
+        receiver.wait(1)
+        settled(lambda: notifier.deliveries[0].sent == 1)
+        clock.back = 3_600_000
+        notifier.notify([], START + 9000)
+        settled(lambda: notifier.deliveries[0].sent == 2)
+        notifier.notify([storm(since=START + 10_000)], START + 10_000)
+        settled(lambda: notifier.deliveries[0].sent == 3)
+    finally:
+        notifier.close()
+    assert [(item["startsAt"][11:], item["endsAt"][11:]) for item in receiver.alerts()] == [
+        ("22:13:20.000Z", "22:17:25.000Z"),
+        ("21:13:20.000Z", "21:13:29.000Z"),
+        ("21:13:30.000Z", "21:17:30.000Z"),
+    ]
 
 
 def test_a_finding_of_two_rules_is_two_alerts_each_with_its_own_start():
@@ -258,8 +291,52 @@ def test_a_failure_is_one_clear_line_and_is_tried_again(notifier_for, status, bo
         notifier.notify([storm()], START)
         settled(lambda: notifier.deliveries[0].failures >= 1)
         assert notifier.deliveries[0].error == f"{server.url}/api/v2/alerts: {why}"
-        server.status = 200
+        server.status, server.body = 200, b""
         settled(lambda: notifier.deliveries[0].sent == 1)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "page"),
+    [
+        ("text/html; charset=utf-8", b"<html>sign in</html>", "text/html"),
+        ("Application/XHTML+xml", b"", "application/xhtml+xml"),
+        ("", b"\n<!doctype html><title>sign in</title>", "a page"),
+    ],
+)
+def test_a_page_for_people_is_no_delivery_and_is_counted_as_a_failure(notifier_for, kind, body, page):
+    server = Receiver(200, body)
+    server.kind = kind
+    try:
+        notifier = notifier_for(server.url)
+        notifier.notify([storm()], START)
+        settled(lambda: notifier.deliveries[0].failures >= 1)
+        assert notifier.deliveries[0].error == (
+            f"{server.url}/api/v2/alerts: HTTP 200 with {page} instead of Alertmanager's empty answer; "
+            "is a login in between?"
+        )
+        assert notifier.deliveries[0].sent == 0
+        server.kind, server.body = "", b""
+        settled(lambda: notifier.deliveries[0].sent == 1)
+        batch = notifier.batch("h", START)
+        told = dict(zip(batch.keys, batch.values, strict=True))
+        labels = {"host": "h", "alertmanager": server.url}
+        assert told[series("gpuwatch_alertmanager_alerts_sent_total", **labels)] == 1
+        assert told[series("gpuwatch_alertmanager_failures_total", **labels)] >= 1
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(("kind", "body"), [("application/json", b'{"status":"success"}'), ("text/plain", b"ok")])
+def test_what_stands_in_for_an_alertmanager_may_answer_a_word(notifier_for, kind, body):
+    server = Receiver(200, body)
+    server.kind = kind
+    try:
+        notifier = notifier_for(server.url)
+        notifier.notify([storm()], START)
+        settled(lambda: notifier.deliveries[0].sent == 1)
+        assert notifier.deliveries[0].failures == 0
     finally:
         server.close()
 

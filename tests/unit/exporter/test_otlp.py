@@ -187,6 +187,8 @@ def wait_for(condition):
 
 
 def test_a_wrong_address_is_one_line():
+    with pytest.raises(ConfigError, match=r"no user or password in the address; use .* OTEL_EXPORTER_OTLP_HEADERS$"):
+        OtlpExport("http://u:p@x:4318", list, 15)
     with pytest.raises(ConfigError, match=r"otlp 'ftp://x': allowed: http://HOST:PORT"):
         OtlpExport("ftp://x", tuple, 15.0)
 

@@ -65,6 +65,11 @@ def test_every_key_of_the_toolkit_is_understood(tmp_path):
         ("tls_server_config:\n  key_file: a.key", "2: tls_server_config: cert_file is missing"),
         (f"tls_server_config:\n  {FILES}  cert: x", "2: tls_server_config: cert and cert_file exclude each other"),
         (f"tls_server_config:\n  {FILES}  min_version: TLS10", "4: min_version is 'TLS10'; allowed are: TLS12, TLS13"),
+        (f"tls_server_config:\n  {FILES}  min_version: TLS19", "4: min_version is 'TLS19'; allowed are: TLS12, TLS13"),
+        (
+            f"tls_server_config:\n  {FILES}  min_version: TLS19\n  max_version: TLS20",
+            "4: min_version is 'TLS19'; allowed are: TLS12, TLS13 (and 1 more problem)",
+        ),
         (
             f"tls_server_config:\n  {FILES}  min_version: TLS13\n  max_version: TLS12",
             "min_version TLS13 is above max_version TLS12",

@@ -61,14 +61,18 @@ def test_a_machine_that_is_no_longer_scraped_is_named(server, capsys):
     assert [said for said in json.loads(capsys.readouterr().out)["problems"] if said.startswith("host ")] == [gone]
 
 
+SCRAPED = "max by (cluster, host) (gpuwatch_build_info)"
+
+
 def last_seen(*hosts):
     """Answer which machines were last scraped when, so many seconds ago; nothing fires and nothing else is known."""
     rows = [{"metric": {"host": name}, "value": [NOW, str(NOW - ago)]} for name, ago in hosts]
+    alive = [{"metric": {"host": name}, "value": [NOW, "1"]} for name, ago in hosts if ago < 60]
 
     def answer(query):
         if "rules" in query:
             return None
-        result = rows if "timestamp(" in query else []
+        result = rows if "timestamp(" in query else alive if query == SCRAPED else []
         data = {"status": "success", "data": {"resultType": "vector", "result": result}}
         return 200, "application/json", json.dumps(data).encode()
 

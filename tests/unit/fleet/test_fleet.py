@@ -16,6 +16,8 @@ from gpuwatch.diagnosis.finding import Advice, Evidence
 from gpuwatch.pipeline.fleet.driver import LONGEST_INTERVAL
 from gpuwatch.pipeline.fleet.findings import FleetAlert, Said, Teller
 from gpuwatch.pipeline.fleet.questions import Phrasing, scrape_seconds
+from gpuwatch.snapshot import lost_machines
+from gpuwatch.tui.draw.fleet import machine_line
 from gpuwatch.tui.history import History
 from gpuwatch.tui.view.build import build
 from gpuwatch.tui.view.findings import findings
@@ -73,6 +75,21 @@ def test_the_alerts_of_prometheus_are_findings_with_their_start(server, fleet_of
     headroom = found["gpu_headroom_low", host_name(fleet_data.HOT)]
     assert next(rule.hold for rule in rules.alerts if rule.name == "GpuwatchGpuHeadroomLow") == 30_000
     assert headroom.since == ACTIVE + 30_000
+
+
+def test_the_label_that_vmalert_adds_is_not_one_of_the_finding(fleet_of):
+    made = page(NOW, [fleet_data.STORM], gpus=2)
+    for name in ("ALERTS", "ALERTS_FOR_STATE"):
+        made.families[name] = [
+            ({**labels, "alertgroup": "gpuwatch-kv"}, points) for labels, points in made.families[name]
+        ]
+    server = PrometheusLike(store_of(made))
+    try:
+        storm = finding(fleet_of(server).look(MS).snapshot, "kv_preemption_storm")
+        assert set(storm.labels) == {"host", "server", "engine_kind", "model_name"}
+        assert storm.since == ACTIVE
+    finally:
+        server.close()
 
 
 def test_critical_findings_come_first(server, fleet_of):
@@ -226,6 +243,28 @@ def test_a_prometheus_that_answers_nothing_is_said_and_nothing_is_judged(server,
     assert words in state.detail
     assert not look.judged
     assert look.snapshot.answers == {}
+
+
+def test_a_machine_whose_last_scrape_failed_is_lost_at_once_and_has_no_figures(fleet_of):
+    store = store_of(page(NOW, [0, fleet_data.STORM], gpus=2))
+    store.mark_stale("10.0.0.0:19400", MS + 15_000)  # what Prometheus writes where a scrape fails
+    server = PrometheusLike(store)
+    try:
+        before = fleet_of(server).look(MS + 14_000).snapshot
+        assert lost_machines(before) == {}
+        assert by_host(before, "host_generation_rate")[host_name(0)] == pytest.approx(2100)
+        snapshot = fleet_of(server).look(MS + 17_000).snapshot
+        assert lost_machines(snapshot) == {("", host_name(0)): 17.0}
+        gone = next(machine for machine in machines(snapshot, ()) if machine.key[1] == host_name(0))
+        assert set(gone.figures) == {"host_last_seen"}  # above all no rate of the time when it was there
+        assert machine_line(gone, [gone], 80)[-1][0] == "not scraped for 17 s"
+        assert set(by_host(snapshot, "host_generation_rate")) == {STORM}
+        server.fault = lambda query: (
+            (422, "text/plain", b"") if query == "max by (cluster, host) (gpuwatch_build_info)" else None
+        )
+        assert lost_machines(fleet_of(server).look(MS + 17_000).snapshot) == {}  # no answer is not absence
+    finally:
+        server.close()
 
 
 def test_old_figures_stay_with_their_time_while_prometheus_is_down_and_it_is_asked_less_and_less(server, fleet_of):

@@ -240,6 +240,18 @@ def test_the_journal_is_followed_where_the_device_may_not_be_read(tmp_path, sour
     assert (tmp_path / "arguments").read_text() == "-k -o short-iso-precise -f -n 2000 --no-pager\n"
 
 
+def test_what_the_journal_says_after_the_clock_was_set_back_is_not_taken_for_the_past(
+    tmp_path, source, clock, monkeypatch
+):
+    new = "2025-10-09T07:53:21.000000+00:00"  # a second after the start, by a clock that is an hour behind since
+    journal(tmp_path, monkeypatch, f'echo "{new} node kernel: {XID}"')
+    kernel = source(tmp_path / "nothing", way="auto")
+    clock.step_back(3600)
+    batch = until(kernel, lambda batch: batch.up and (batch.events or batch.facts), clock)
+    assert counts(batch)["xid"] == 1
+    assert batch.facts == ()
+
+
 @pytest.mark.parametrize(
     "words",
     ["No journal files were found.", "No journal files were opened due to insufficient permissions."],

@@ -141,3 +141,5 @@ def test_a_moment_that_is_not_kept_says_how_far_back_one_can_look(pipeline):
     run(pipeline, [(START, []), (START + 1000, [])])
     with pytest.raises(LookupError, match=r"the oldest is 30 s away$"):
         pipeline.at(START - 30_000)
+    with pytest.raises(LookupError, match=rf"the oldest is of {START}$"):
+        pipeline.at(0)

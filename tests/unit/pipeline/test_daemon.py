@@ -153,6 +153,41 @@ def test_a_reload_that_fails_changes_nothing(running, tmp_path):
     assert daemon.live.config.engines == ()
 
 
+class Stepped(SystemClock):
+    """The machine's clock, which was set back by `back` milliseconds."""
+
+    back = 0
+
+    def ahead(self):
+        return self.back
+
+
+def test_a_clock_that_is_set_back_is_said_once_and_the_state_is_saved_in_the_machines_time(tmp_path, caplog):
+    clock = Stepped()
+    own = tmp_path / "own.yml"
+    own.write_text("groups: [{name: own, rules: [{alert: First, expr: vector(1)}]}]")
+    path = tmp_path / "state.json"
+    daemon = Daemon(replace(ALONE, rules=(str(own),)), clock, StateFile(path))
+    ticks, many = [], threading.Event()
+
+    def tell(findings, time):
+        ticks.append(time)
+        clock.back = 0 if len(ticks) < 2 else 3_600_000 if len(ticks) < 8 else 7_200_000
+        if len(ticks) == 12:
+            many.set()
+
+    daemon.listeners.append(tell)
+    daemon.start()
+    try:
+        assert many.wait(60)
+    finally:
+        daemon.stop()
+    said = [message for message in caplog.messages if "was set back" in message]
+    assert [message.partition("without a step, ")[2].partition(" s ahead")[0] for message in said] == ["3600", "7200"]
+    (saved,) = StateFile(path).load(ticks[-1] - 7_200_000)
+    assert saved.active_at == ticks[0] - 7_200_000
+
+
 def test_a_rule_file_in_the_home_is_found_at_the_start_and_at_a_reload(running, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     config = replace(ALONE, rules=("~/own.yml",))

@@ -54,6 +54,26 @@ def test_a_state_of_more_than_an_hour_ago_or_from_the_future_is_not_used(tmp_pat
     assert state.load(NOW - 10_000) == ALERTS[:1]  # the clock was set back: B has not begun yet
 
 
+def test_a_state_of_before_the_clock_was_set_back_says_what_starts_anew(tmp_path, caplog):
+    save(tmp_path / "s.json")
+    assert StateFile(tmp_path / "s.json").load(NOW - 10_000) == ALERTS[:1]
+    what = "the clock was set back since it was saved; 1 of its 2 findings had not begun yet and start anew"
+    assert caplog.messages == [f"{tmp_path / 's.json'}: {what}"]
+
+
+def test_times_are_saved_as_the_machine_tells_them(tmp_path, caplog):
+    state = StateFile(tmp_path / "s.json")
+    state.start()
+    state.update(ALERTS, NOW, 3_600_000)  # an hour ahead of a machine whose clock was set back
+    state.stop(5)
+    hour = 3_600_000
+    assert StateFile(tmp_path / "s.json").load(NOW - hour + 5000) == (
+        Saved((("alertname", "A"), ("uuid", "GPU-1")), NOW - 60_000 - hour, NOW - hour, NOW - 30_000 - hour),
+        Saved((("alertname", "B"),), NOW - 1_000 - hour, NOW - hour, None),
+    )
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
