@@ -100,6 +100,8 @@ class SimulatedGpus:
             prompt_before = prompt
             made = prompt + _value(page, "vllm:generation_tokens_total")
             if made != tokens:
+                if tokens >= 0:  # between two steps with requests the page may say that none runs
+                    running = max(running, 1.0)
                 tokens, moved = made, time.monotonic()
             self._move(running, computing, waits=running > 0 and time.monotonic() - moved > STILL_SECONDS)
 

@@ -29,6 +29,8 @@ LONG = [
 PAIR = "vLLM 0.32, 2 ranks"
 SINGLE = "vLLM 0.32, 1 rank"
 WARM_TOKENS = 10_500
+BUSY_SECONDS = 65.0
+"""A load that has gone on for so long fills the minute over which the rules average how busy a GPU is."""
 PREFIX_FINDINGS = {"prefix_cache_zero_hit", "prefix_cache_collapse", "prefix_metrics_wrong"}
 
 
@@ -162,9 +164,9 @@ QUICK = (
     Fault("driver_unresponsive", 15, hang_driver),
 )
 SLOW = (
-    Fault("throttling", 30, overheat, below=("tp_straggler",)),
-    Fault("tp_straggler", 120, lock_clocks),
-    Fault("pcie_degraded", 30, lose_lanes, below=("tp_straggler",)),
+    Fault("throttling", 30, overheat, lead=BUSY_SECONDS, below=("tp_straggler",)),
+    Fault("tp_straggler", 120, lock_clocks, lead=BUSY_SECONDS),
+    Fault("pcie_degraded", 30, lose_lanes, lead=BUSY_SECONDS, below=("tp_straggler",)),
     Fault("gpu_memory_growth", 120, leak, lead=125.0, below=("gpu_headroom_low", "tp_imbalance")),
 )
 
