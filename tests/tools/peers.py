@@ -70,9 +70,13 @@ class Doctor(threading.Thread):
     def run(self) -> None:
         """Ask until the end."""
         while not self.ended.wait(3):
-            done = subprocess.run(
-                self.command, capture_output=True, text=True, timeout=60, cwd=self.folder, check=False
-            )
+            try:
+                done = subprocess.run(
+                    self.command, capture_output=True, text=True, timeout=60, cwd=self.folder, check=False
+                )
+            except subprocess.TimeoutExpired:
+                self.words.note = "did not end within 60 s"
+                continue
             try:
                 checks = json.loads(done.stdout)["checks"]
             except (ValueError, KeyError):
