@@ -71,6 +71,7 @@ class OwnSource:
             series("gpuwatch_process_cpu_seconds_total", host=host),
             series("gpuwatch_process_resident_bytes", host=host),
         )
+        self._all_keys = (*self._keys, self._starved)
 
     def poll(self) -> Batch:
         """Read CPU time and memory; the CPU time of a worker that ended stays counted."""
@@ -90,7 +91,7 @@ class OwnSource:
         if waited is None:
             absent = (Absence(self._starved, Reason.NOT_SUPPORTED, "the kernel does not count how long threads wait"),)
         elif passed > 0:
-            keys, values = (*keys, self._starved), [*values, waited / passed]
+            keys, values = self._all_keys, [*values, waited / passed]
         return Batch(
             self.target, self._clock.now(), keys, values, absent=absent, duration=self._clock.monotonic() - begun
         )

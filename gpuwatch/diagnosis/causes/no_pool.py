@@ -60,7 +60,9 @@ def _too_small(view: View, event: LogEvent, parts: list[Evidence]) -> Cause:
     used = _used(view)
     idle = card is not None and used is not None and used.value < OTHERS_SHARE * card.value
     if card is not None and used is not None:
-        evidence.append(sampled(used, f"nvidia-smi: {size(used.value)} of {size(card.value)} are in use", "bytes"))
+        gpu = used.labels.get("gpu")
+        whole = next((each for each in view.samples("gpu_memory_total_bytes") if each.labels.get("gpu") == gpu), card)
+        evidence.append(sampled(used, f"nvidia-smi: {size(used.value)} of {size(whole.value)} are in use", "bytes"))
     free = "" if idle else ", if it is free"
     total = None if card is None else card.value
     if not overrun:
