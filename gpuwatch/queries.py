@@ -231,7 +231,7 @@ host_kv_highest         | ratio   | max by (host) (@engine_kv_cache_usage_ratio)
 host_running            | count   | sum by (host) (@engine_requests_running) | requests in the batches of all engines of a machine
 host_waiting            | count   | sum by (host) (@engine_requests_waiting) | requests in the queues of all engines of a machine
 host_generation_rate    | tokens/s | sum by (host) (rate(@engine_generation_tokens_total[$__rate_interval]) and @engine_generation_tokens_total) | generated tokens per second of all engines of a machine
-host_last_seen          | seconds | max by (host) (timestamp(@build_info) or max_over_time(timestamp(@build_info)[5m:15s]) or max_over_time(timestamp(@build_info)[1h:1m])) | when a machine was last scraped within the last hour, seconds since the epoch
+host_last_seen          | seconds | max by (host) (timestamp(@build_info) or max_over_time(timestamp(@build_info)[5m:5s]) or max_over_time(timestamp(@build_info)[1h:1m])) | when a machine was last scraped within the last hour, seconds since the epoch
 host_scraped            | none    | max by (host) (@build_info)       | 1 for a machine whose last scrape worked; nothing for one whose did not
 source_failing          | none    | @source_failing == 1              | why a source fails
 """

@@ -89,9 +89,21 @@ class VllmServer:
                 raise AssertionError(f"vLLM ended with status {self.process.returncode}:\n{tail}")
             with contextlib.suppress(requests.RequestException):
                 if requests.get(self.url + "/health", timeout=2).status_code == 200:
+                    self._yield_to_the_page()
                     return
             time.sleep(0.5)
         raise AssertionError(f"vLLM not ready after {READY_SECONDS} s")
+
+    def _yield_to_the_page(self) -> None:
+        """Let the process that serves the page go first, as on a machine with a core for each process.
+
+        Ranks spin on their core while they wait for each other. On two cores the page is then not served for ten
+        seconds at a time, and a watcher sees nothing of what happens within.
+        """
+        for worker in self.workers():
+            for thread in worker.threads():
+                with contextlib.suppress(ProcessLookupError):
+                    os.setpriority(os.PRIO_PROCESS, thread.id, 10)
 
     def processes(self) -> list[psutil.Process]:
         """Return the server and all processes under it, oldest first."""
