@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from gpuwatch.store import may_have_nan
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -49,7 +51,7 @@ def extrapolated(*, counter: bool, per_second: bool, left_open: bool, window: in
         change = parts.last - parts.first
         if counter:
             fallen = parts.after < parts.before
-            if fallen.any():
+            if np.count_nonzero(fallen):
                 fallen = fallen if parts.both is None else fallen & parts.both
                 change = change + np.where(fallen, parts.before, 0.0).sum(axis=1)
         to_start: float | Floats = (parts.first_time - samples.start) / 1000
@@ -61,7 +63,7 @@ def extrapolated(*, counter: bool, per_second: bool, left_open: bool, window: in
         if counter:
             to_zero = covered * (parts.first / change)
             bounded = (change > 0) & (parts.first >= 0) & (to_zero < to_start)
-            if bounded.any():
+            if np.count_nonzero(bounded):
                 to_start = np.where(bounded, to_zero, to_start)
         if not left_open:
             to_start = _bridged(to_start, spacing)
@@ -265,7 +267,7 @@ def deviation(*, root: bool) -> RangeFunction:
 
 def quantile_over_time(samples: Samples, args: Sequence[float]) -> Result:
     """Return the quantile `args[0]` of each series."""
-    if samples.ok is None and not np.isnan(samples.data).any():
+    if samples.ok is None and not may_have_nan(samples.data):
         return sorted_quantile(args[0], np.sort(samples.data, axis=1)), None
     rows = list(samples.data)
     if samples.ok is not None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuwatch.promql.labels import EMPTY, Floats, Joiner, Many, Mask, Picker
 from gpuwatch.promql.values import PromQLError, Vector
-from gpuwatch.store import HOLE_BITS, STALE_BITS, RegexError, Rows
+from gpuwatch.store import HOLE_BITS, STALE_BITS, RegexError, Rows, may_have_nan
 from gpuwatch.store.store import LOOKBACK
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class SelectorOp(VectorOp):
             if stop == block.start or block.times[stop - 1] < oldest:
                 continue
             values = block.data[rows.index, stop - 1]
-            if np.isnan(values).any():
+            if may_have_nan(values):
                 bits = values.view(np.uint64)
                 keep = (bits != STALE_BITS) & (bits != HOLE_BITS)
                 vector = self._picker.vector(rows.labels, values, keep)
@@ -287,7 +287,7 @@ def _samples(
     picker: Picker, labels: Many, times: NDArray[np.int64], data: Floats, edges: tuple[int, int]
 ) -> Samples | None:
     """Return the samples in `data`; None when there are none."""
-    if not np.isnan(data).any():
+    if not may_have_nan(data):
         return Samples(labels, times, data, None, *edges)
     bits = np.ascontiguousarray(data).view(np.uint64)
     ok = (bits != STALE_BITS) & (bits != HOLE_BITS)

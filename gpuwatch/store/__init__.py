@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from gpuwatch.store.block import HOLE_BITS, STALE_BITS, Block
+from gpuwatch.store.block import HOLE_BITS, STALE_BITS, Block, may_have_nan
 from gpuwatch.store.matchers import Matcher
 from gpuwatch.store.regex import RegexError, compile_regex
 from gpuwatch.store.store import Column, Rows, Store
 
-__all__ = ["HOLE_BITS", "STALE_BITS", "Block", "Column", "Matcher", "RegexError", "Rows", "Store", "compile_regex"]
+__all__ = [
+    "HOLE_BITS",
+    "STALE_BITS",
+    "Block",
+    "Column",
+    "Matcher",
+    "RegexError",
+    "Rows",
+    "Store",
+    "compile_regex",
+    "may_have_nan",
+]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from gpuwatch.sources.discovery.processes import Process
 
 Basis: TypeAlias = Literal["process", "port"]
+Sockets: TypeAlias = "Sequence[tuple[str, int]]"
+"""(address, port) pairs on which a server accepts connections."""
 
 PORTS = (*range(8000, 8011), *range(30000, 30006))
 _DEFAULT_PORT = {"vllm": 8000, "sglang": 30000}
@@ -89,6 +91,7 @@ class Discovery:
         self._ports = tuple(ports)
         self._table = ProcessTable(clock)
         self._answers: dict[int, tuple[float, PortAnswer]] = {}
+        self._sockets: dict[Process, Sockets] = {}
 
     def find(self, seconds: float = 3.0) -> Discovered:
         """Look once, for about `seconds` at most."""
@@ -105,11 +108,25 @@ class Discovery:
             if parse_flags(tree.engine, tree.arguments).get("headless") == "true":
                 rows.append((_name(tree), "runs with --headless: it serves no API on this machine"))
                 continue
-            engine = _engine(tree)
+            engine = _engine(tree, self._listening(tree))
             rows += _engine_rows(tree, engine, engines.get(engine.server))
             engines.setdefault(engine.server, engine)
+        self._sockets = {tree.root: self._sockets[tree.root] for tree in trees if tree.root in self._sockets}
         by_port = self._by_port({_port(engine.server) for engine in engines.values()}, deadline, rows)
         return Discovered((*engines.values(), *by_port), tuple(rows))
+
+    def _listening(self, tree: ServerTree) -> Sockets | None:
+        """Return where a server accepts connections. One that listens on its port does so until it ends.
+
+        The kernel walks through the table of all connections for each reading, which takes 20 ms on a large machine.
+        """
+        if tree.root in self._sockets:
+            return self._sockets[tree.root]
+        sockets = listening(tree)
+        wanted = _wanted_port(tree.engine, parse_flags(tree.engine, tree.arguments))
+        if sockets and any(port == wanted for _, port in sockets):
+            self._sockets[tree.root] = sockets
+        return sockets
 
     def _by_port(self, explained: set[int], deadline: float, rows: list[tuple[str, str]]) -> list[FoundEngine]:
         """Ask the ports that no found process explains."""
@@ -155,7 +172,7 @@ def engine_process(found: FoundEngine) -> EngineProcess | None:
     )
 
 
-def _engine(tree: ServerTree) -> FoundEngine:
+def _engine(tree: ServerTree, sockets: Sockets | None) -> FoundEngine:
     """Describe one server from its command line, its sockets, its environment and its open files."""
     flags = parse_flags(tree.engine, tree.arguments)
     # `vllm serve MODEL` takes the model as a bare word.
@@ -164,7 +181,7 @@ def _engine(tree: ServerTree) -> FoundEngine:
     values = environment(tree.root.pid, (_DEVICES, _ORDER, _KEY))
     if _KEY in values:
         flags["api-key"] = PRESENT
-    address, port, ready = choose_address(tree.engine, flags, listening(tree))
+    address, port, ready = choose_address(tree.engine, flags, sockets)
     server = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     scheme = "https" if "ssl-certfile" in flags or "ssl-keyfile" in flags else "http"
     log, remark = output_log(tree.root.pid)
@@ -186,16 +203,14 @@ def _engine(tree: ServerTree) -> FoundEngine:
     )
 
 
-def choose_address(
-    engine: str, flags: dict[str, str], sockets: Sequence[tuple[str, int]] | None
-) -> tuple[str, int, bool]:
+def choose_address(engine: str, flags: dict[str, str], sockets: Sockets | None) -> tuple[str, int, bool]:
     """Return (host, port, whether it accepts connections) of a server's API.
 
     Of several listening sockets (engines open others between their processes) it is the one on the flag's port, else on
     the default port, else the lowest. Without a socket the flags say; whether it listens is then found by connecting
     (`sockets` None: not allowed to look) or known to be false.
     """
-    wanted = count_of(flags.get("port", "")) or _DEFAULT_PORT[engine]
+    wanted = _wanted_port(engine, flags)
     host = flags.get("host", "")
     if sockets:
         ip, port = next((pair for pair in sockets if pair[1] == wanted), sockets[0])
@@ -205,6 +220,10 @@ def choose_address(
     host = _reachable(host)
     ready = host == LOOPBACK and bool(open_ports([wanted]))
     return host, wanted, ready
+
+
+def _wanted_port(engine: str, flags: dict[str, str]) -> int:
+    return count_of(flags.get("port", "")) or _DEFAULT_PORT[engine]
 
 
 def _reachable(host: str) -> str:

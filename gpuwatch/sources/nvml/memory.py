@@ -52,6 +52,7 @@ class Memory:
         self._handle = handle
         function = pointer("nvmlDeviceGetMemoryInfo_v2")
         self._struct: MemoryV1 | MemoryV2 = MemoryV2(version=_V2) if function else MemoryV1()
+        self._reference = ctypes.byref(self._struct)
         self._function = function or pointer("nvmlDeviceGetMemoryInfo")
         self.unified = False
         self.figures: Figures | None = None
@@ -75,14 +76,14 @@ class Memory:
         if self._function is None:
             raise CallFailed(NOT_SUPPORTED)
         struct = self._struct
-        check(self._function(self._handle, ctypes.byref(struct)))
-        if any(value > _MOST_BYTES for value in (struct.total, struct.used) if value != NO_VALUE):
-            raise CallFailed(OUT_OF_RANGE)
-        if NO_VALUE in (struct.total, struct.used):
-            raise CallFailed(NOT_SUPPORTED)
+        check(self._function(self._handle, self._reference))
+        total, used = struct.total, struct.used
+        if total > _MOST_BYTES or used > _MOST_BYTES:
+            impossible = any(value > _MOST_BYTES for value in (total, used) if value != NO_VALUE)
+            raise CallFailed(OUT_OF_RANGE if impossible else NOT_SUPPORTED)
         # Version 1 has no figure for the reserve and counts it as used.
         reserved = float(struct.reserved) if isinstance(struct, MemoryV2) else None
-        return float(struct.total), float(struct.used), reserved, float(struct.free)
+        return float(total), float(used), reserved, float(struct.free)
 
     def read(self) -> None:
         """Read once. Raises CallFailed, also where more is used than there is."""
@@ -96,7 +97,10 @@ class Memory:
             raise CallFailed(OUT_OF_RANGE)
         if self.figures is None:
             self._low = self._high = used
-        self._low, self._high = min(self._low, used), max(self._high, used)
+        elif used < self._low:
+            self._low = used
+        elif used > self._high:
+            self._high = used
         self.figures = figures
 
     def take(self) -> dict[str, float]:

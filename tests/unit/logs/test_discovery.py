@@ -31,7 +31,14 @@ def port():
         if word == "--port":
             return int(sys.argv[at + 1])
     return 0
-with socket.socket() as server:
+with socket.socket() as inner, socket.socket() as server:
+    if "FAKE_GO" in os.environ:
+        inner.bind(("127.0.0.1", 0))
+        inner.listen()
+        with open(os.environ["FAKE_READY"], "w") as file:
+            file.write(f"{inner.getsockname()[1]} {child.pid}")
+        while not os.path.exists(os.environ["FAKE_GO"]):
+            time.sleep(0.01)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     server.bind(("127.0.0.1", port()))
     if "FAKE_SILENT" not in os.environ:
@@ -203,6 +210,20 @@ def test_the_next_look_sees_what_came_and_what_went(launch):
     process.kill()
     process.wait()
     assert all(engine.pid != process.pid for engine in discovery.find(AMPLE).engines)
+
+
+def test_a_server_that_listens_between_its_processes_only_is_ready_once_it_does_on_its_port(launch, tmp_path):
+    discovery = Discovery(SystemClock(), ())
+    wanted, go = free_port(), tmp_path / "go"
+    process, _, _ = launch("m", "--port", str(wanted), output=subprocess.DEVNULL, FAKE_GO=str(go))
+    early = the_one(discovery.find(AMPLE), process)
+    assert (early.server, early.ready) == (f"127.0.0.1:{wanted}", False)
+    go.touch()
+    end = time.monotonic() + AMPLE
+    while not (found := the_one(discovery.find(AMPLE), process)).ready:
+        assert time.monotonic() < end
+    assert found.server == f"127.0.0.1:{wanted}"
+    assert the_one(discovery.find(AMPLE), process) == found
 
 
 class Page(BaseHTTPRequestHandler):
