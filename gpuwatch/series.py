@@ -159,6 +159,7 @@ engine_config_prefill_context_parallel_size | gauge | | | prefill-context-parall
 engine_config_kv_heads                   | gauge | | | KV heads of the model; 1 for latent attention (MLA)
 engine_config_native_context_tokens      | gauge | tokens | | longest context that the model's configuration is made for, its rope scaling included
 engine_config_kv_cache_unscaled          | gauge | | | 1 where a quantised KV cache runs with scaling factors of 1.0, 0 where it needs none
+engine_config_kv_transfer                | gauge | | | 1 where KV caches may come from elsewhere (a KV connector, prefill and decode apart), 0 where the launch flags name no such source
 engine_config_flag_problem               | gauge | | flag problem | 1 for each launch flag that this version does not have (unknown) or has with a known trap (risky)
 engine_config_kv_cache_profiled_blocks   | gauge | | | KV blocks that memory profiling found room for, before an override
 engine_config_weights_bytes              | gauge | bytes | | model weights per GPU, as the engine printed them
@@ -205,7 +206,8 @@ kernel_events_total          | counter | | event | recognised lines of the kerne
 """
 
 _LEDGER_GPU_ROWS = """
-ledger_bytes                 | gauge | bytes | component | memory of a GPU by what it is for: weights, kv_used and kv_free (kv_pool where usage differs per rank), work (activations and CUDA graphs), rest (contexts and communication), engine (of one that does not state its parts), other (foreign processes), unexplained, reserved, free; they sum to the card
+ledger_bytes                 | gauge | bytes | component | memory of a GPU by what it is for: weights, kv_used and kv_free (kv_pool where usage differs per rank), work (activations and CUDA graphs), rest (contexts and communication), engine (of one that does not state its parts, or states more than it holds), other (foreign processes), unexplained, reserved, free; they sum to the card
+ledger_missing_bytes         | gauge | bytes | | weights and KV pool that engines state and their processes on the GPU do not hold, 0 where they do: asleep, on another card, or other processes than the engine's
 ledger_growth_bytes          | gauge | bytes | | how much more memory the GPU holds than a minute after its engines began to serve, foreign processes left out
 """
 

@@ -212,7 +212,7 @@ class RuleEngine:
                 known = renderer.annotations(source, value)
             rendered[labels] = known
             errors.extend(known.errors)
-            results[labels] = Result(value, known.annotations)
+            results[labels] = Result(value, known.annotations, known.value)
         task.rendered = rendered
         before = task.active
         task.active = step(rule.name, before, results, time, hold=rule.hold, keep=rule.keep)
@@ -303,7 +303,7 @@ class _Renderer:
             key: self._text(f"annotation {key!r}", text, source, value, errors)
             for key, text in self.rule.annotations.items()
         }
-        return Rendered(self.time, texts, tuple(errors))
+        return Rendered(self.time, value, texts, tuple(errors))
 
     def _text(self, what: str, text: str, source: Labels, value: float, errors: list[RuleError]) -> str:
         if "{{" not in text:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 HOST = ("host",)
 SERVER = ("host", "server")
 ENGINE = ("host", "server", "model_name", "dp_rank")
+REPLICAS = ("host", "server", "model_name")
 GPU = ("host", "uuid")
 LOG = ("host", "log")
 
@@ -41,6 +42,10 @@ _KV_SYMPTOMS = (
     "kv_block_waste",
     "context_growth",
 )
+
+_SLOWER = ("throughput_collapse", "queue_growth")
+_BROKEN = ("xid_hardware", "gpu_lost", "driver_unresponsive")
+"""Faults of a GPU, or of the driver that all GPUs of a host share, that no engine on it survives unharmed."""
 
 FAILED_STARTS = (
     "no_kv_blocks",
@@ -79,11 +84,10 @@ INHIBITIONS: tuple[Inhibition, ...] = (
     Inhibition("pcie_degraded", ("tp_straggler",), GPU),
     Inhibition("gpu_memory_growth", ("gpu_headroom_low", "prefill_memory_peak"), GPU),
     Inhibition("gpu_lost", ("tp_imbalance", "tp_straggler"), HOST, placed=True),
-    Inhibition("xid_hardware", ("nccl_hang", "engine_stalled"), HOST, placed=True),
-    Inhibition("gpu_lost", ("nccl_hang", "engine_stalled"), HOST, placed=True),
-    Inhibition("tp_straggler", ("throughput_collapse", "queue_growth"), SERVER),
-    Inhibition("tp_pcie_slow", ("throughput_collapse", "queue_growth"), SERVER),
-    Inhibition("nccl_hang", ("engine_stalled", "throughput_collapse", "queue_growth", "tp_imbalance"), SERVER),
+    *(Inhibition(cause, ("nccl_hang", "engine_stalled"), HOST, placed=True) for cause in _BROKEN),
+    Inhibition("tp_straggler", _SLOWER, SERVER),
+    Inhibition("tp_pcie_slow", _SLOWER, SERVER),
+    Inhibition("nccl_hang", ("engine_stalled", *_SLOWER, "tp_imbalance"), SERVER),
     Inhibition("gpu_memory_growth", ("tp_imbalance",), HOST, placed=True),
     Inhibition("host_memory_leak", ("host_memory_oversubscribed",), HOST),
     Inhibition("unified_memory", ("nvml_na",), GPU),
@@ -102,8 +106,7 @@ INHIBITIONS: tuple[Inhibition, ...] = (
     Inhibition("max_model_len_exceeds_kv", ("engine_down", "kv_preemption_storm", "sglang_retraction_storm"), SERVER),
     *(Inhibition(failure, ("engine_down",), SERVER) for failure in (*FAILED_STARTS, *DEATHS)),
     *(Inhibition(failure, ("worker_died",), LOG) for failure in (*FAILED_STARTS, *DEATHS[1:])),
-    Inhibition("xid_hardware", ("worker_died", "engine_down"), HOST, placed=True),
-    Inhibition("gpu_lost", ("worker_died", "engine_down"), HOST, placed=True),
+    *(Inhibition(cause, ("worker_died", "engine_down"), HOST, placed=True) for cause in _BROKEN),
     Inhibition("startup_gpu_shared", ("no_kv_blocks", "max_model_len_exceeds_kv"), LOG),
     Inhibition("spec_decode_memory", ("max_model_len_exceeds_kv", "no_kv_blocks"), LOG),
     Inhibition("k8s_oomkilled", ("host_memory_oversubscribed",), HOST),
@@ -120,7 +123,9 @@ INHIBITIONS: tuple[Inhibition, ...] = (
     Inhibition("context_growth", ("throughput_collapse", "queue_growth"), ENGINE),
     Inhibition("prefix_cache_collapse", ("context_growth",), ENGINE),
     Inhibition("dp_labels", ("dp_imbalance",), SERVER),
+    Inhibition("dp_imbalance", ("queue_growth",), REPLICAS),
     Inhibition("prefill_memory_peak", ("gpu_headroom_low",), GPU),
     Inhibition("allocator_fragmentation", ("gpu_headroom_low",), HOST, placed=True),
+    *(Inhibition(cause, _SLOWER, HOST, placed=True) for cause in (*_BROKEN, "throttling")),
 )
 """The rows, nearest cause first."""

@@ -211,7 +211,8 @@ class _RuleFileReader:
 
     def groups(self) -> list[Group]:
         """Read the groups; a rule with a problem is left out of its group."""
-        root = self.file.root()
+        root = self.file.root(first=True)
+        self.warnings.extend(self.file.warnings)
         if root is None:
             return []
         entries = self.file.mapping(root, "the rule file", FILE_KEYS)

@@ -54,9 +54,10 @@ class RuleState:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The annotations of one alert as they were rendered at `time`, and what failed in them."""
+    """The annotations of one alert as they were rendered at `time` with `value`, and what failed in them."""
 
     time: int
+    value: float
     annotations: dict[str, str]
     errors: tuple[RuleError, ...]
 

@@ -17,8 +17,8 @@ from gpuwatch.alerts.engine import RuleEngine
 from gpuwatch.alerts.notation import Point, format_metric
 from gpuwatch.alerts.rulefile import RuleSet
 from gpuwatch.alerts.state import ALERT_NAME
-from gpuwatch.alerts.yamlfile import format_duration
 from gpuwatch.model import NAME
+from gpuwatch.promql.duration import format_duration
 from gpuwatch.promql.local import LocalQuerier
 from gpuwatch.promql.values import PromQLError
 from gpuwatch.store import Store

@@ -25,7 +25,8 @@ class Alert:
 
     `labels` are sorted, with ``alertname`` and without ``__name__``; they identify the alert. `value` and
     `annotations` are those of the last evaluation that returned it. `inhibited_by` names the first firing alert
-    that mutes this one. `absent_since` is when its expression stopped returning it while it is kept firing.
+    that mutes this one. `absent_since` is when its expression stopped returning it while it is kept firing. `told` is
+    the value that the annotations speak of, where they are older than `value`.
     """
 
     name: str
@@ -38,6 +39,12 @@ class Alert:
     resolved_at: int | None = None
     absent_since: int | None = None
     inhibited_by: str = ""
+    told: float | None = None
+
+    @property
+    def told_value(self) -> float:
+        """The value to show beside the annotations: the one that they were rendered with."""
+        return self.value if self.told is None else self.told
 
     def label(self, key: str) -> str:
         """Return the value of one label, or the empty string."""
@@ -50,6 +57,7 @@ class Result:
 
     value: float
     annotations: Mapping[str, str] = field(default_factory=dict)
+    told: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +94,22 @@ def step(
             if remaining is not None:
                 after[labels] = remaining
         elif alert.state != "resolved":
-            after[labels] = replace(alert, value=result.value, annotations=result.annotations, absent_since=None)
+            after[labels] = replace(
+                alert, value=result.value, annotations=result.annotations, told=result.told, absent_since=None
+            )
         else:
-            after[labels] = Alert(name, labels, result.value, "pending", time, result.annotations)
+            after[labels] = _new(name, labels, result, time)
     for labels, result in results.items():
         if labels not in active:
-            after[labels] = Alert(name, labels, result.value, "pending", time, result.annotations)
+            after[labels] = _new(name, labels, result, time)
     for labels, alert in after.items():
         if alert.state == "pending" and time - alert.active_at >= hold:
             after[labels] = replace(alert, state="firing", fired_at=time)
     return after
+
+
+def _new(name: str, labels: Labels, result: Result, time: int) -> Alert:
+    return Alert(name, labels, result.value, "pending", time, result.annotations, told=result.told)
 
 
 def _absent(alert: Alert, time: int, keep: int) -> Alert | None:

@@ -116,7 +116,8 @@ class _Reader:
 
     def read(self) -> RuleTestFile:
         file = self.file
-        root = file.root()
+        root = file.root(first=True)
+        self.warnings.extend(file.warnings)
         entries = file.mapping(root, "the test file", FILE_KEYS) if root is not None else {}
         if root is None and not file.problems:
             file.refuse(None, "is empty")

@@ -6,11 +6,12 @@ The text of a scalar is taken as it is written, as Prometheus' own reader does f
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+from gpuwatch.promql.duration import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,49 +20,8 @@ if TYPE_CHECKING:
     from yaml.nodes import Node
 
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-_DURATION = re.compile(r"(?:(\d+)y)?(?:(\d+)w)?(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?", re.ASCII)
-_UNITS_MS = (31_536_000_000, 604_800_000, 86_400_000, 3_600_000, 60_000, 1_000, 1)
-_UNIT_NAMES = ("y", "w", "d", "h", "m", "s", "ms")
 _SHOWN = 40
-_LARGEST_MS = (2**63 - 1) // 1_000_000
-
-
-def parse_duration(text: str) -> int:
-    """Return a Prometheus duration such as ``1m30s`` in milliseconds.
-
-    Follows ``model.ParseDuration`` of prometheus/common: units from large to small, each at most once, ``0``
-    without a unit, at most 2**63 nanoseconds.
-
-    Raises:
-        ValueError: `text` is not a duration.
-    """
-    if text == "0":
-        return 0
-    match = _DURATION.fullmatch(text)
-    if not text or match is None:
-        raise ValueError(
-            f"{text!r} is not a duration; allowed are whole numbers with the units y, w, d, h, m, s, ms "
-            "from large to small, such as 30s or 1m30s"
-        )
-    total = sum(int(number) * unit for number, unit in zip(match.groups(), _UNITS_MS, strict=True) if number)
-    if total > _LARGEST_MS:
-        raise ValueError(f"the duration {text!r} is out of range")
-    return total
-
-
-def format_duration(milliseconds: int) -> str:
-    """Return milliseconds as Prometheus writes durations: ``1m30s``, ``0s``, ``90d`` rather than ``12w6d``."""
-    if milliseconds == 0:
-        return "0s"
-    parts = []
-    for name, unit in zip(_UNIT_NAMES, _UNITS_MS, strict=True):
-        if name in ("y", "w") and milliseconds % unit:
-            continue
-        count, milliseconds = divmod(milliseconds, unit)
-        if count:
-            parts.append(f"{count}{name}")
-    return "".join(parts)
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +44,25 @@ class YamlFile:
     """One YAML file being read: typed access to its nodes, with all problems collected in `problems`.
 
     The accessors return None, or leave items out, where a node is not what was asked for. Null counts as not
-    written. `rule` may be set to the name of the rule being read; it then stands in each problem.
+    written. The merge key ``<<`` adds the keys of other mappings to those that a mapping has itself. `rule` may be set
+    to the name of the rule being read; it then stands in each problem. `warnings` tells what of the file is not read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problems: list[Problem] = []
+        self.warnings: list[Problem] = []
         self.rule = ""
+        self._root: Node | None = None  # keeps the nodes, and with them their ids
+        self._flattened: dict[int, list[tuple[Node, Node]]] = {}
+        self._merging: list[Node] = []
 
-    def root(self) -> Node | None:
-        """Read the file; None when it cannot be read, is not YAML, or is empty."""
+    def root(self, *, first: bool = False) -> Node | None:
+        """Read the file; None when it cannot be read, is not YAML, or is empty.
+
+        Several documents are a problem; with `first`, as in Prometheus' rule files, only the first one is read, and
+        `warnings` says so.
+        """
         try:
             text = self.path.read_bytes().decode()
         except OSError as error:
@@ -103,7 +72,12 @@ class YamlFile:
             self.refuse(None, f"is not UTF-8 text (byte {error.start}); rule files are UTF-8")
             return None
         try:
-            node: Node | None = yaml.compose(text, Loader=_LOADER)
+            loader = _LOADER(text)
+            try:
+                node: Node | None = loader.get_node() if loader.check_node() else None
+                later = _later(loader)
+            finally:
+                loader.dispose()
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             message = f"is not valid YAML: {error.problem or error.context}"
@@ -112,7 +86,14 @@ class YamlFile:
         except (yaml.YAMLError, RecursionError) as error:
             self.refuse(None, f"is not valid YAML: {' '.join(str(error).split())}")
             return None
-        return None if node is None or _is_null(node) else node
+        if later:
+            message = "only the first YAML document is read, as in Prometheus; the one that begins here is ignored"
+            if not first:
+                message = "is not valid YAML: another document begins here; one is allowed"
+            (self.warnings if first else self.problems).append(Problem(str(self.path), later, message))
+            node = node if first else None
+        self._root = None if node is None or _is_null(node) else node
+        return self._root
 
     def refuse(self, node: Node | None, message: str) -> None:
         """Add a problem at the line of `node`."""
@@ -125,7 +106,7 @@ class YamlFile:
             self.refuse(node, f"{what} must be a mapping of keys to values, not {_kind(node)}")
             return {}
         entries: dict[str, Node] = {}
-        for key_node, value in node.value:
+        for key_node, value in self._entries(node):
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if key is None:
                 self.refuse(key_node, f"a key of {what} must be plain text, not {_kind(key_node)}")
@@ -136,6 +117,31 @@ class YamlFile:
             else:
                 entries[key] = value
         return {key: value for key, value in entries.items() if not _is_null(value)}
+
+    def _entries(self, node: Node) -> list[tuple[Node, Node]]:
+        """Return the keys and values of a mapping, those of its merge key behind its own ones."""
+        known = self._flattened.get(id(node))
+        if known is not None:
+            return known
+        own = [(key, value) for key, value in node.value if key.tag != _MERGE]
+        self._flattened[id(node)] = own
+        self._merging.append(node)
+        merges = [(key, value) for key, value in node.value if key.tag == _MERGE]
+        for key, _ in merges[1:]:
+            self.refuse(key, "'<<' is given twice in one mapping; it may have a list of mappings")
+        for key, value in merges[:1]:
+            sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            for source in sources:
+                if not isinstance(source, yaml.MappingNode):
+                    self.refuse(key, f"'<<' must have a mapping or a list of mappings, not {_kind(source)}")
+                    continue
+                if any(source is one for one in self._merging):
+                    self.refuse(key, "'<<' names a mapping that it is part of")
+                    continue
+                present = {_key(one) for one, _ in own}
+                own.extend([pair for pair in self._entries(source) if _key(pair[0]) not in present])
+        self._merging.pop()
+        return own
 
     def items(self, node: Node | None, what: str) -> list[Node]:
         """Return the items of a list; an absent one is empty."""
@@ -160,7 +166,9 @@ class YamlFile:
         if node is None:
             return {}
         if isinstance(node, yaml.MappingNode):
-            nulls = {key.value for key, value in node.value if isinstance(key, yaml.ScalarNode) and _is_null(value)}
+            nulls = {
+                key.value for key, value in self._entries(node) if isinstance(key, yaml.ScalarNode) and _is_null(value)
+            }
         else:
             nulls = set()
         found = {key: self.text(value, f"{what} {key!r}") for key, value in self.mapping(node, what, None).items()}
@@ -176,6 +184,25 @@ class YamlFile:
         except ValueError as error:
             self.refuse(node, f"{what}: {error}")
             return None
+
+
+def _key(node: Node) -> object:
+    return node.value if isinstance(node, yaml.ScalarNode) else id(node)
+
+
+def _later(loader: Any) -> int:
+    """Return the line of the first document, behind the one that was read, that is not empty; 0: there is none."""
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            if not _is_null(node):
+                return int(node.start_mark.line) + 1
+    except yaml.MarkedYAMLError as error:
+        mark = error.context_mark or error.problem_mark
+        return mark.line + 1 if mark else 1
+    except (yaml.YAMLError, RecursionError):
+        return 1
+    return 0
 
 
 def _is_null(node: Node) -> bool:

@@ -120,6 +120,13 @@ def _load(name: str) -> Command:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run gpuwatch and return the exit code."""
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(argv: Sequence[str] | None) -> int:
     _prepare_output()
     args = build_parser().parse_args(argv)
     level = logging.INFO if args.verbose else logging.ERROR
@@ -133,8 +140,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, ConfigError) as error:
         print(f"gpuwatch {args.command}: {error}", file=sys.stderr)
         return WRONG
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         _give_up_output(sys.stdout)
         return CUT_SHORT

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 NAME = "export"
 HELP = "write a recording as OpenMetrics, so that Prometheus can be filled with it"
+MOST_TOLD = 5
+"""Most jumps of the clock that get a line each."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +44,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from None
     if cut:
         print(f"gpuwatch export: {cut}", file=sys.stderr)
+    for back in history.set_back[:MOST_TOLD]:
+        print(
+            f"gpuwatch export: {args.recording}: the clock went back by {back / 1000:,.0f} s; times after that are "
+            "moved on",
+            file=sys.stderr,
+        )
+    if len(history.set_back) > MOST_TOLD:
+        more = len(history.set_back) - MOST_TOLD
+        print(f"gpuwatch export: {args.recording}: and {more:,} more time{'s' if more > 1 else ''}", file=sys.stderr)
     if not history.series:
         print(f"gpuwatch export: {args.recording}: holds no complete tick", file=sys.stderr)
         return NOTHING

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.cli.markdown import public
+from gpuwatch.engines.log_text import CUT
 from gpuwatch.model import Absence, Batch, Fact, Labels, LogEvent
 
 if TYPE_CHECKING:
@@ -15,12 +16,24 @@ if TYPE_CHECKING:
 _OWN = ("", "localhost", "127.0.0.1", "0.0.0.0", "::1", "::")  # noqa: S104  # compared, never listened on
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:/\s]+):(?P<port>\d{1,5})")
 _UUID = re.compile(r"(?P<kind>GPU|MIG)-[0-9a-fA-F-]{20,}")
+_LAUNCH = re.compile(r"non-default args|server_args|\bServerArgs\(|\bNamespace\(|\bargs: *[{(]")
+# A value of several words: what somebody wrote, such as a system prompt in settings of a chat template.
+_FREE = re.compile(
+    r"(?P<keep>(?:['\"]\s*:|\w=)\s*)(?P<quote>['\"])(?=[^'\"\s{\[<][^'\"]*\s)(?:\\.|(?!(?P=quote))[^\\])*(?P=quote)?"
+)
+# A prompt that a message quotes may hold quotation marks itself: all that follows goes.
+_PROMPT = re.compile(r"(?P<keep>\bprompts?:? +)['\"\u201c].*", re.DOTALL | re.IGNORECASE)
 _SHORTEST = 4
 """A shorter name is not looked for inside texts: it would be found in words."""
 _NAMED = frozenset({"host"})
 _SERVED = frozenset({"server"})
 _CARDS = frozenset({"uuid"})
 _SOURCES = frozenset({"log", "target"})
+
+
+def written(text: str) -> str:
+    """Return flags or printed settings without values of several words; numbers, names and nested settings stay."""
+    return _FREE.sub(lambda found: found["keep"] + CUT, text)
 
 
 class Hidden:
@@ -93,7 +106,10 @@ class Hidden:
         if self._words is None:
             words = sorted((name for name in known if len(name) >= _SHORTEST), key=len, reverse=True)
             self._words = re.compile("|".join(rf"(?<![\w.-]){re.escape(word)}(?![\w-])" for word in words) or r"(?!)")
-        return public(self._words.sub(lambda found: known[found[0]], text))
+        text = self._words.sub(lambda found: known[found[0]], text)
+        if _LAUNCH.search(text) is not None:
+            text = written(text)
+        return public(_PROMPT.sub(lambda found: found["keep"] + CUT, text))
 
     def tick(self, tick: Tick) -> tuple[list[Batch], list[str]]:
         """Return the batches of a tick and the targets that were given up, with other names."""
@@ -129,7 +145,9 @@ class Hidden:
 
     def fact(self, fact: Fact) -> Fact:
         """Return a fact with other names."""
-        value = self.text(fact.value) if isinstance(fact.value, str) else fact.value
+        value = fact.value
+        if isinstance(value, str):
+            value = self.text(written(value) if fact.key.startswith("flag.") else value)
         return replace(fact, value=value, source=self.name(fact.source), server=self.server(fact.server))
 
     def _event(self, event: LogEvent) -> LogEvent:

@@ -11,7 +11,7 @@ from gpuwatch.cli import UsageError
 from gpuwatch.cli.plan_command import checked, read_launch
 from gpuwatch.cli.plan_repair import judged, own_model, replaced, started, too_long_asked
 from gpuwatch.engines.version import parse_version, show_version
-from gpuwatch.ledger.beside import adapters_of, draft_of, loads_towers
+from gpuwatch.ledger.beside import adapters_of, draft_of, exchanges_by_deepep, loads_towers, speculation
 from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.command import repaired
 from gpuwatch.ledger.command_values import KV_TYPES, KV_TYPES_SHOWN, LONGEST, MOST_RANKS
@@ -36,8 +36,11 @@ if TYPE_CHECKING:
     from gpuwatch.ledger.model import Model
 
 DEFAULT_GIB = 80.0
-DEFAULT_CONTEXT = 4096
+UNDECLARED = {"vllm": 2048, "sglang": 4096}
+"""Tokens where neither the model nor the command says a length: vLLM's own (``config/model.py``), a round number."""
 LENGTH_FITTED_SINCE = (0, 14, 0)
+_NO_EFFECT = "it has no effect"
+"""How the tables begin what they say of a flag that changes no figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,8 @@ def _counted(problems: Sequence[FlagProblem]) -> list[str]:
     notes = []
     if any(problem.kind == "unknown" for problem in problems):
         notes.append("the figures are for the command with the names of its flags repaired")
-    risky = ", ".join(f"--{problem.flag}" for problem in problems if problem.kind == "risky")
+    counting = [problem for problem in problems if problem.kind == "risky" and not problem.text.startswith(_NO_EFFECT)]
+    risky = ", ".join(f"--{problem.flag}" for problem in counting)
     if risky:
         notes.append(f"the figures count {risky} as given, which the repaired command changes")
     return notes
@@ -155,7 +159,7 @@ def _model(
     if own != model.context and own == engine.deployment.context and args.context is None:
         notes.append(f"{model.context:,} tokens declared, of which {kind} makes {own:,} by the model's rope scaling")
     if model.context is None and args.context is None:
-        notes.append(f"{name} declares no length: {DEFAULT_CONTEXT:,} tokens assumed (--context)")
+        notes.append(f"{name} declares no length: {UNDECLARED[kind]:,} tokens assumed (--context)")
     return engine, count, notes
 
 
@@ -242,7 +246,7 @@ def _engine(
         dp=dp,
         sharing_dp=sharing,
         expert_parallel=command is not None and command.flags.get("enable-expert-parallel") is True,
-        context=args.context or told.get("context") or default_length(model, kind, version) or DEFAULT_CONTEXT,
+        context=args.context or told.get("context") or default_length(model, kind, version) or UNDECLARED[kind],
         kv_dtype=_kv_dtype(args, command, kind, version, model),
         block_size=told.get("block_size") or (1 if kind == "sglang" else 16),
         eager=command is not None and command.eager,
@@ -261,6 +265,9 @@ def _engine(
         towers=loads_towers(kind, version, flags, arguments, videos=model.sees_videos),
         adapters=places,
         adapter_rank=rank,
+        speculation=speculation(flags) if kind == "sglang" else "",
+        deepep=exchanges_by_deepep(flags),
+        multimodal=flags.get("enable-multimodal") is True,
     )
     fraction = args.utilization or (command.fraction if command is not None else None)
     filled = with_defaults(

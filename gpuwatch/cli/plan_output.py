@@ -12,7 +12,7 @@ from gpuwatch.cli.plan_ask import models_of
 from gpuwatch.engines.log_text import clean
 from gpuwatch.ledger.kv import scale_share
 from gpuwatch.ledger.lengths import too_long
-from gpuwatch.ledger.plan import PARTS, card_of, fraction_needed, pool_flag, start_notes
+from gpuwatch.ledger.plan import PARTS, barely_short, card_of, fraction_needed, pool_flag, start_notes
 from gpuwatch.ledger.pool import LONGEST
 from gpuwatch.ledger.shares import shares_needed
 from gpuwatch.ledger.spread import spreads
@@ -273,6 +273,9 @@ def _verdict(plan: Plan, asked: Asked) -> str:
     if plan.verdict == "tight" and card.total > card.capacity:
         over = gib(card.total - card.capacity)
         return f"tight: over by {over} GiB, less than the sum is uncertain by, and the engine's own budget holds it"
+    short = [note for found in plan.capacities if barely_short(found) for note in start_notes(found)]
+    if plan.verdict == "tight" and short:
+        return f"tight: {short[0]}"
     if plan.verdict == "does_not_fit" and not reasons and not plan.serves:
         reasons = [note for found in plan.capacities for note in start_notes(found)]
     return f"{_VERDICTS[plan.verdict]}: {reasons[0]}" if reasons else _VERDICTS[plan.verdict]

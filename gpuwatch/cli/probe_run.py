@@ -83,6 +83,11 @@ def _measure(args: argparse.Namespace, client: Client, bar: Bar, stop: threading
 
 # Options of each probe
 
+_OF_THE_POOL = frozenset(
+    {"kv.blocks_override", "kv.blocks_profiled", "kv.bytes", "memory_fraction", "flag.kv-cache-memory-bytes"}
+)
+"""Facts that decide on the size of the KV pool."""
+
 
 def _ramp(args: argparse.Namespace, run: Run, _stack: ExitStack) -> Any:
     from gpuwatch.probes.ramp import RampOptions  # noqa: PLC0415  # only the probe that runs is loaded
@@ -98,6 +103,11 @@ def _ramp(args: argparse.Namespace, run: Run, _stack: ExitStack) -> Any:
         repeats=args.repeats,
         to_the_end=args.to_the_end,
         ledger_tokens=known.ledger_tokens(run.server.engine, run.server.version, capacity),
+        told={
+            key: float(fact.value)
+            for key, fact in known.facts.items()
+            if key in _OF_THE_POOL and isinstance(fact.value, (int, float))
+        },
     )
 
 

@@ -14,12 +14,12 @@ from gpuwatch.alerts import rulefile
 from gpuwatch.alerts.presence import needs
 from gpuwatch.alerts.rulefile import AlertRule
 from gpuwatch.alerts.ruletest import run_file
-from gpuwatch.alerts.yamlfile import format_duration
 from gpuwatch.cli import UsageError
 from gpuwatch.cli.watching import config_in_use
 from gpuwatch.diagnosis.registry import DIAGNOSES
 from gpuwatch.pipeline.rules import rules_in_use
 from gpuwatch.promql.analysis import comparisons
+from gpuwatch.promql.duration import format_duration
 from gpuwatch.series import METRICS
 
 if TYPE_CHECKING:

@@ -176,6 +176,7 @@ def run(args: argparse.Namespace) -> int:
     if not sys.stderr.isatty():
         raise UsageError("the screen is drawn on standard error, which is not a terminal here; do not redirect it")
     from gpuwatch.tui.app import GpuwatchApp  # noqa: PLC0415  # --help does not need the screen
+    from gpuwatch.tui.leave import left  # noqa: PLC0415  # as above
 
     reports.spool()
     screen = Screen(_maker(args, config, reports))
@@ -189,6 +190,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         app.run()
     finally:
+        left()
         screen.stop()
         failed = reports.finish()
     return app.return_code or (WRONG if failed else FINE)

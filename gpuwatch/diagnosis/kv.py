@@ -22,8 +22,8 @@ from gpuwatch.diagnosis.explanation import (
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.kv_advice import blocks_override, pool_advice, pool_limit, seats_advice
 from gpuwatch.diagnosis.kv_kinds import RECOMPUTED, storm_kind
+from gpuwatch.diagnosis.kv_seen import doubtful_evictions, evictions_unseen
 from gpuwatch.diagnosis.room import memory_flag, quantised
-from gpuwatch.engines.version import show_version
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
@@ -38,10 +38,8 @@ SEVERAL = 1.5
 """Evictions from which on the rule needs no other sign; extrapolation makes 1 a little more or less."""
 DOUBTED_CONFIDENCE = 0.4
 """The engine's own counter should have moved and has not: it may be clients that time out and send again."""
-DOUBT_AFTER = "30s"
-"""A counter that moves when a victim runs again moved at most 21 s after the first eviction (vLLM 0.28 to 0.32)."""
-COUNTS_SINCE = (0, 24, 0)
-"""vLLM from here on was seen to count its preemptions within a storm; 0.10.2 was seen not to."""
+UNSURE_CONFIDENCE = 0.7
+"""The pool is full and requests wait, but whether they are thrown out as well could not be seen."""
 CONFIRMED_BONUS = 0.1
 """Added when the engine's own counter of preemptions moved as well."""
 SLOWER = 0.8
@@ -59,7 +57,7 @@ def preemption_storm(subject: Subject) -> Verdict:
     running = subject.now("engine_requests_running")
     waiting = subject.now("engine_requests_waiting")
     limit = subject.config("max_num_seqs", "max_num_seqs")
-    doubtful = _doubtful(subject)
+    doubtful = doubtful_evictions(subject)
     kind = storm_kind(subject, pool, max(evicted or 0.0, preempted or 0.0))
     evidence = [
         *_evicted(evicted, preempted, doubted=doubtful is not None),
@@ -171,8 +169,14 @@ def pool_saturated(subject: Subject) -> Verdict:
         measured(f"KV usage was {percent(usage)} on average over 60 s", "engine_kv_cache_usage_ratio", usage, "ratio"),
         measured(f"never fewer than {count(waiting)} requests waited", "engine_requests_waiting", waiting),
         *_sizes(subject, pool, length),
-        excluded("a preemption storm: no request was thrown out in the last 2 minutes", "engine_evictions_total", 0.0),
     ]
+    unsure = evictions_unseen(subject)
+    if unsure:
+        text = f"no eviction was seen in the last 2 minutes, but a preemption storm is not ruled out: {unsure}"
+        evidence.append(measured(text, "engine_evictions_total", 0.0))
+    else:
+        text = "a preemption storm: no request was thrown out in the last 2 minutes"
+        evidence.append(excluded(text, "engine_evictions_total", 0.0))
     at_limit = running is not None and limit is not None and running >= limit
     if at_limit:
         assert limit is not None
@@ -182,11 +186,11 @@ def pool_saturated(subject: Subject) -> Verdict:
         )
         evidence.append(measured(f"the batch limit is {count(limit)}", "engine_config_max_num_seqs", limit))
     else:
-        cause = "The KV pool is full and requests wait for room in it. It is used well; more load needs more pool."
+        cause = "The KV pool is full and requests wait for room in it. More load needs more pool."
     admitted = _admitted(subject, limit)
     return Explanation(
         cause,
-        0.9,
+        UNSURE_CONFIDENCE if unsure else 0.9,
         tuple(evidence),
         (*pool_limit(subject, pool, length, admitted), *pool_advice(subject, pool, length, admitted)),
     )
@@ -283,7 +287,10 @@ def _storm_cause(subject: Subject, pool: Pool | None, length: Length | None, adm
 def _evicted(evicted: float | None, preempted: float | None, *, doubted: bool) -> list[Evidence]:
     found = []
     if evicted is not None and evicted >= SEEN:
-        text = f"{count(evicted)} evictions in 60 s: running requests fell by more than finished, and the queue grew"
+        text = (
+            f"{count(evicted)} evictions in 60 s: running requests fell by more than finished and the queue grew, or "
+            "the full pool lost a half-computed prompt while nothing ended"
+        )
         found.append(measured(text, "engine_evictions_total", evicted))
     if preempted:
         text = f"the engine itself counted {count(preempted)} preemptions in 60 s"
@@ -304,21 +311,6 @@ def _evicted(evicted: float | None, preempted: float | None, *, doubted: bool) -
     return found
 
 
-def _doubtful(subject: Subject) -> Evidence | None:
-    """Return why evictions are in doubt: the engine counts its preemptions, had time to, and counted none."""
-    version = subject.version
-    before = subject.ask(f"increase({subject.select('engine_evictions_total')}[1m] offset {DOUBT_AFTER})")
-    counts = version is not None and version >= COUNTS_SINCE
-    if version is None or not counts or not before or subject.over("increase", "engine_preemptions_total", "2m") != 0:
-        return None
-    text = (
-        f"not separated from clients that time out and send again: vLLM {show_version(version)} counts a preemption "
-        f"when its victim runs again, and has counted none although more than {DOUBT_AFTER[:-1]} s have passed. "
-        "vllm:num_preemptions_total that moves would tell, or aborted requests in the log of the gateway or the clients"
-    )
-    return measured(text, "engine_preemptions_total", 0.0)
-
-
 def _not_clients(subject: Subject) -> list[Evidence]:
     """Say that clients which went away do not look like this: they leave no queue behind, or their place is filled."""
     ended = subject.total("increase", "engine_requests_finished_total", "1m")
@@ -326,7 +318,8 @@ def _not_clients(subject: Subject) -> list[Evidence]:
         return []
     text = (
         f"requests that ended ({count(ended)} in 60 s) and clients that went away: neither puts one into the queue, "
-        "and the place of a client that sends again is filled at once; these stayed empty for 2 s or more"
+        "and the place of a client that sends again is filled at once; these stayed empty for 2 s or more, or what was "
+        "lost was half computed when the pool was full, and never while there was room"
     )
     return [excluded(text, "engine_requests_finished_total", ended)]
 

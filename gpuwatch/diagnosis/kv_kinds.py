@@ -110,7 +110,7 @@ def _doubled(text: str) -> str | None:
 def _half_computed(subject: Subject, pool: Pool | None, thrown_out: float) -> Kind | None:
     """Look for long prompts that are thrown out before their first token: more leave than get one."""
     first = subject.over("increase", "engine_time_to_first_token_seconds_count", "1m")
-    prompt = subject.mean("engine_prompt_length_tokens", "10m")
+    prompt = subject.mean("engine_prompt_length_tokens", "10m") or _prompted(subject)
     if pool is None or first is None or prompt is None or prompt < LONG_PROMPT * pool.tokens or first >= thrown_out:
         return None
     version = subject.version
@@ -132,6 +132,13 @@ def _half_computed(subject: Subject, pool: Pool | None, thrown_out: float) -> Ki
         evidence=evidence,
         advice=() if subject.sglang else (_whole_prompts(subject, version),),
     )
+
+
+def _prompted(subject: Subject) -> float | None:
+    """Return the mean length of the prompts that got their first token in ten minutes, before any of them has ended."""
+    prompts = subject.over("increase", "engine_prompt_tokens_total", "10m")
+    first = subject.over("increase", "engine_time_to_first_token_seconds_count", "10m")
+    return prompts / first if prompts and first else None
 
 
 def _whole_prompts(subject: Subject, version: Version | None) -> Advice:

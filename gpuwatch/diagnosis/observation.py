@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.context import ENGINE_SCOPE, GPU_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
-from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured, told
+from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, logged, measured, told
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.gpus import known_uuid
+from gpuwatch.model import label
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
@@ -30,8 +31,8 @@ DEATHS = (
     "engine_dead",
 )
 """Log events that explain an engine which no longer answers, nearest to the root first."""
-TRANSFER = "flag.kv-transfer-config"
-"""The flag of vLLM that lets requests wait for a KV cache from another server, or from the host."""
+TRANSFER = ("flag.kv-transfer-config", "flag.kv-offloading-size", "flag.disaggregation-mode")
+"""The flags that let requests wait for a KV cache from another server, or from the host."""
 STALLS = ("nccl_timeout", "sglang_watchdog", "rpc_timeout", "shm_broadcast_stall", "nccl_error", "xid")
 
 
@@ -40,6 +41,8 @@ IDLE = 0.2
 SPINS = 0.99
 STARVED = 0.5
 """Seconds per second that gpuwatch waits for a processor: over this, what it could not read in time says nothing."""
+LONGEST_TIMEOUT = 60.0
+"""The most seconds for one poll that gpuwatch's configuration takes."""
 FLAPPING = "GpuwatchSourceFlapping"
 """The rule that fires on a source that answers now and then; it may fail at this very moment."""
 GPU_STATES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -135,17 +138,88 @@ def engine_stalled(subject: Subject) -> Verdict:
     busy = _busy(subject)
     if busy is not None:
         evidence.append(_told_busy(*busy))
-    restart = "restart the engine; before that, save the stacks (py-spy dump) of its scheduler and workers"
-    transfer = subject.fact(TRANSFER)
-    if running == 0 and transfer is not None and not events and not ended:
-        evidence.append(told(transfer, "the engine takes KV caches from elsewhere (--kv-transfer-config)"))
+    restart = Advice("restart the engine; before that, save the stacks (py-spy dump) of its scheduler and workers")
+    hung = _hung_driver(subject)
+    if hung is not None and not ended:
+        cause = (
+            "The front end still answers, but the engine behind it makes no step, and calls to the GPU driver do not "
+            "return: what asks the driver waits with it."
+        )
+        text = "settle driver_unresponsive first: processes that hang in the driver do not end, and a restart waits too"
+        return Explanation(cause, 0.85, (*evidence, hung), (Advice(text),))
+    if running == 0 and not events and not ended:
+        return _nothing_runs(subject, cause, evidence, restart)
+    return Explanation(cause, 0.9 if events or ended else 0.75, tuple(evidence), (restart,))
+
+
+def _nothing_runs(subject: Subject, cause: str, evidence: list[Evidence], restart: Advice) -> Explanation:
+    """Explain requests that wait where none runs: for a KV cache from elsewhere, or for a grammar."""
+    transfer = _takes_kv_caches(subject)
+    if transfer is not None:
         cause = (
             "Nothing runs and requests wait: either the KV cache that they need does not come from the prefill server, "
             "or the scheduler hangs. The page does not tell which."
         )
         first = Advice("look at the prefill server, and at the link and the log lines of the transfer")
-        return Explanation(cause, 0.5, tuple(evidence), (first, Advice(restart)))
-    return Explanation(cause, 0.9 if events or ended else 0.75, tuple(evidence), (Advice(restart),))
+        return Explanation(cause, 0.5, (*evidence, transfer), (first, restart))
+    deferred = subject.now("engine_requests_waiting_by_reason", reason="deferred")
+    known = subject.now("engine_config_kv_transfer", SERVER_SCOPE) == 0 or bool(subject.flags())
+    if deferred is None and not known:
+        cause += " Or it is a decode server whose prefill server does not deliver: its launch flags are not known."
+        return Explanation(cause, 0.5, tuple(evidence), (restart,))
+    if not deferred:
+        return Explanation(cause, 0.75, tuple(evidence), (restart,))
+    text = f"{count(deferred)} of the requests that wait are deferred: the engine puts them off itself"
+    evidence.append(measured(text, "engine_requests_waiting_by_reason", deferred))
+    grammar = "a grammar (structured output: a JSON schema, a regular expression) that is not compiled to its end"
+    if known:
+        evidence.append(
+            excluded("a KV cache from elsewhere: no launch flag names one", "engine_config_kv_transfer", 0.0)
+        )
+        cause = f"Nothing runs, and the requests that wait are put off: they wait for {grammar}."
+    else:
+        cause = (
+            f"Nothing runs, and the requests that wait are put off: they wait for {grammar}, or for a KV cache from "
+            "another server. The launch flags, which tell which, are not known."
+        )
+    first = Advice("look for the request with structured output that came before the stall, and keep it out")
+    return Explanation(cause, 0.8 if known else 0.5, tuple(evidence), (first, restart))
+
+
+def _takes_kv_caches(subject: Subject) -> Evidence | None:
+    """Return what says that the engine takes KV caches from elsewhere; None where nothing does."""
+    for key in TRANSFER:
+        fact = subject.fact(key)
+        if fact is not None and fact.value not in ("", "null", 0):
+            return told(fact, f"the engine takes KV caches from elsewhere (--{key.removeprefix('flag.')})")
+    if subject.now("engine_config_kv_transfer", SERVER_SCOPE) == 1:
+        text = "the engine takes KV caches from elsewhere, as its launch flags say"
+        return measured(text, "engine_config_kv_transfer", 1.0)
+    asked = subject.now("engine_external_prefix_cache_queries_total")
+    if asked:
+        text = f"the engine has looked for {count(asked)} tokens in a KV connector"
+        return measured(text, "engine_external_prefix_cache_queries_total", asked, "tokens")
+    for labels, _ in subject.context.samples(subject.select("engine_info", SERVER_SCOPE)):
+        role = label(labels, "role")
+        if role in ("prefill", "decode"):
+            return measured(f"the engine is the {role} server of a pair", "engine_info", 1.0)
+    return None
+
+
+def _hung_driver(subject: Subject) -> Evidence | None:
+    """Return for how long the driver of the engine's GPUs has not answered; None where it does."""
+    placed = f"max_over_time({subject.select('gpu_engine', SERVER_SCOPE)}[10m])"
+    one = f"max(gpuwatch_gpu_unresponsive_seconds and on (host, uuid) {placed}) > 5"
+    here = f"({placed} or {subject.select('engine_processes', SERVER_SCOPE)} > 0)"
+    whole = f"max({subject.select('host_nvml_unresponsive_seconds', ('host',))} and on (host) {here}) > 5"
+    for name, expr, what in (
+        ("host_nvml_unresponsive_seconds", whole, "an NVML call on this machine"),
+        ("gpu_unresponsive_seconds", one, "a driver call to a GPU of the engine"),
+    ):
+        seconds = subject.ask(expr)
+        if seconds is not None:
+            return measured(f"{what} has not returned for {count(seconds)} s", name, seconds, "seconds")
+    return None
 
 
 def source_degraded(subject: Subject) -> Verdict:
@@ -175,7 +249,10 @@ def source_degraded(subject: Subject) -> Verdict:
     took = subject.over("max_over_time", "source_poll_seconds", "2m", SOURCE_SCOPE)
     if not down and took is not None and took > 1:
         evidence.append(measured(f"a poll took up to {took:.1f} s", "source_poll_seconds", took, "seconds"))
-    advice = "run gpuwatch doctor: it says what is missing and how to fix it"
+    advice = Advice("run gpuwatch doctor: it says what is missing and how to fix it")
+    late = subject.over("max_over_time", "source_failing", "2m", SOURCE_SCOPE, reason="timeout")
+    if source == "engine" and late and took is not None and took < LONGEST_TIMEOUT:
+        advice = _longer_timeout(took)
     starved = subject.over("max_over_time", "process_starved_ratio", "1m", ("host",))
     slow = any(subject.now("source_failing", SOURCE_SCOPE, reason=reason) == 1 for reason in ("timeout", "hung"))
     if down and slow and starved is not None and starved > STARVED:
@@ -184,8 +261,17 @@ def source_degraded(subject: Subject) -> Verdict:
         cause = (
             f"{source} {target} is not read in time because gpuwatch itself gets no processor; its state is unknown."
         )
-        advice = "give gpuwatch a share of the processors: CPUWeight=500 for its unit, nice -n -5, or a core of its own"
-    return Explanation(cause, 0.9, tuple(evidence), (Advice(advice),))
+        text = "give gpuwatch a share of the processors: CPUWeight=500 for its unit, nice -n -5, or a core of its own"
+        advice = Advice(text)
+    return Explanation(cause, 0.9, tuple(evidence), (advice,))
+
+
+def _longer_timeout(took: float) -> Advice:
+    """Return the advice to wait longer for an engine's page than the `took` seconds after which polls were given up."""
+    text = (
+        "the page comes later than gpuwatch waits for it: raise timeout (seconds) in this engine's [[engine]] section"
+    )
+    return Advice(text, "timeout", None, f"{min(LONGEST_TIMEOUT, 2 * math.ceil(took)):g}")
 
 
 def _unreadable_gpu(subject: Subject) -> Verdict:

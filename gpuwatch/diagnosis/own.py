@@ -47,7 +47,7 @@ def of_own_rule(
     summary, description = alert.annotations.get("summary", ""), alert.annotations.get("description", "")
     if alert.name in own.quoting:
         description = description.partition(_QUOTE)[0]
-    fires = Evidence(f"{alert.name} fires at {alert.value:g}", "rule", name=alert.name, value=alert.value)
+    fires = Evidence(f"{alert.name} fires at {alert.told_value:g}", "rule", name=alert.name, value=alert.told_value)
     explained = verdict is not None and not isinstance(verdict, Unknown) and bool(verdict.evidence)
     title, confidence = summary or alert.name, 0.5
     evidence: tuple[Evidence, ...] = (fires,)
@@ -56,7 +56,7 @@ def of_own_rule(
     if diagnosis is not None and explained:
         assert verdict is not None and not isinstance(verdict, Unknown)  # noqa: PT018  # both are `explained`
         title, cause, confidence, advice = summary or diagnosis.title, verdict.cause, verdict.confidence, verdict.advice
-        said = Evidence(description, "rule", name=alert.name, value=alert.value)
+        said = Evidence(description, "rule", name=alert.name, value=alert.told_value)
         evidence = (said, *verdict.evidence) if description else (*verdict.evidence, fires)
     elif diagnosis is not None:
         cause += f" It cannot be explained as {diagnosis.id}: {_why(verdict)}."

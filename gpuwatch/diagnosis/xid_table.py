@@ -102,6 +102,8 @@ TABLE: dict[int, Xid] = {
 }
 """What is known by number."""
 
+RECOVERY = "154"
+"""The driver asks for a recovery, or, with "None", no longer does."""
 CONTAINED = "94"
 """An ECC error that ends the program whose memory it is, and no other."""
 DETAILS = frozenset({63, 154, 171, 172})

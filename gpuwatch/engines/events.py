@@ -77,6 +77,9 @@ _NOTE_ROWS = """
 traceback_step       | a traceback passes through a step of the engine that has a name
 exception            | an exception at the end of a traceback
 start_refused        | a model, an adapter or its files are refused, and why
+device_assert        | a kernel on the GPU stopped at a condition of its own that does not hold
+request_failed       | a request failed, and the server goes on
+soft_watchdog        | a watchdog of SGLang that only reports had no sign of life for its time
 stack_dump           | the stacks of a process that stands still, in the lines below
 build_failed         | a compiler, a library or a header is missing with which kernels are built at start
 allreduce_buffers    | a traceback passes through the sharing of custom all-reduce's buffers
@@ -86,6 +89,12 @@ placement_waits      | the start waits for GPUs in the Ray cluster
 health_unanswered    | SGLang's server got no answer to a health check
 exit_code            | the exit code of the process in the line above
 gpu_address          | the address of the GPU that the kernel's next lines are about
+recovery_done        | the driver no longer asks for a recovery of a GPU
+nvswitch_error       | the driver reported an error of an NVSwitch (SXid)
+pcie_error           | the kernel reported an error of a GPU's PCIe link that was not corrected
+task_blocked         | a process has waited in the kernel for minutes, and cannot be interrupted
+nccl_interface       | the network interface over which NCCL meets
+transport_error      | UCX says why a transfer between processes or nodes failed
 graph_capture_begin  | the engine begins to capture CUDA graphs
 shutdown             | the server was asked to end: Ctrl-C, a signal, the supervisor
 stop_timed_out       | a unit of systemd did not end in the time that it has for that
@@ -121,7 +130,11 @@ probe_kill           | Kubernetes ended a container because of a probe
 probe_failed         | a probe of Kubernetes failed, and why
 probe_setting        | how often and how long a probe tries
 container_time       | when a container started or ended
-unschedulable        | a pod was not placed, for lack of GPUs
+unschedulable        | a pod was not placed, for lack of GPUs or memory
+not_admitted         | a node did not take a pod, for lack of devices
+container_not_created | the image or a volume of a container was not there
+unit_timeout         | a unit of systemd took too long to start or to stop
+oomd_kill            | systemd-oomd ended a unit for memory pressure
 container_killed     | somebody wrote that a container was killed
 oom_constraint       | whose limit the kernel enforced when it killed
 wsl_kernel           | the kernel is that of WSL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 from gpuwatch.engines.flag_names import in_full
@@ -39,6 +40,36 @@ def shown_words(engine: str, words: Sequence[str], model: str = "") -> list[str]
         else:
             shown.append(shown_text(word))
     return shown
+
+
+_SHELL = re.compile(r"[|&;<>]+|2>(?:&1)?")
+
+
+def shown_command(engine: str, text: str) -> str:
+    """Return the text of a command with `CUT` in place of what nobody else may see: secrets, prompts, chat templates.
+
+    What is cut for one flag ends at the next one: the names of all flags stay. A text that holds nothing of the kind
+    comes back as it is.
+    """
+    try:
+        words = shlex.split(text.replace("\\\n", " "))
+    except ValueError:
+        return redact(text)
+    shown = shown_words(engine, words)
+    if shown == words and redact(text) == text:
+        return text
+    parts: list[list[str]] = [[]]
+    for word in shown:
+        if word.startswith("-"):
+            parts.append([])
+        parts[-1].append(word if _SHELL.fullmatch(word) else _quoted(word))
+    return " ".join(redact(" ".join(part)) for part in parts if part)
+
+
+def _quoted(word: str) -> str:
+    """Return a word as a shell wants it; `CUT` needs no quotes."""
+    bare = word.replace(CUT, "")
+    return word if word != bare and (not bare or shlex.quote(bare) == bare) else shlex.quote(word)
 
 
 def shown_text(text: str) -> str:

@@ -21,23 +21,33 @@ ProblemKind: TypeAlias = Literal["unknown", "risky"]
 
 # flag | versions that have it (never: of the other engine, or of none) | what does the same elsewhere
 _VLLM_SPANS = """
+api-server-count                | 0.9.1- |
 calculate-kv-scales             | 0.7.0-0.27 | a checkpoint with KV scales
 chunked-prefill-size            | never | --max-num-batched-tokens
 cpu-offload-gb                  | 0.5.3- |
+cudagraph-capture-sizes         | 0.11.1- | --compilation-config
+data-parallel-external-lb       | 0.9.2- |
+data-parallel-size              | 0.8.0- |
 decode-context-parallel-size    | 0.10.2- |
 disable-hybrid-kv-cache-manager | 0.9.1- |
+distributed-executor-backend    | 0.4.3- | --worker-use-ray
 enable-chunked-prefill          | 0.4.1- |
+enable-expert-parallel          | 0.8.0- |
 enable-mfu-metrics              | 0.14- |
 enable-prefix-caching           | 0.4.1- |
 enable-sleep-mode               | 0.7.0- |
+hf-overrides                    | 0.6.3- | --rope-scaling
 kv-cache-dtype                  | 0.3.3- |
 kv-cache-memory-bytes           | 0.10.2- | --gpu-memory-utilization
 kv-cache-metrics                | 0.12- |
 kv-offloading-size              | 0.11.1- | --kv-transfer-config
 kv-transfer-config              | 0.6.5- |
+limit-mm-per-prompt             | 0.5.5- |
 long-prefill-token-threshold    | 0.7.3- | --max-num-batched-tokens
+max-cudagraph-capture-size      | 0.11.1- | --compilation-config
 max-num-partial-prefills        | 0.7.3-0.26 | --long-prefill-token-threshold
 max-num-queued-reqs             | 0.29- |
+mm-processor-kwargs             | 0.6.2- |
 ngram-prompt-lookup-max         | 0.5.0-0.8.2 | --speculative-config
 ngram-prompt-lookup-min         | 0.5.0-0.8.2 | --speculative-config
 num-gpu-blocks-override         | 0.4.1- |
@@ -62,6 +72,7 @@ _SGLANG_SPANS = """
 cuda-graph-max-bs                 | 0.2.15-0.5.18 | --cuda-graph-max-bs-decode
 cuda-graph-max-bs-decode          | 0.5.14- | --cuda-graph-max-bs
 dcp-size                          | 0.5.16- |
+enable-dp-attention               | 0.3.6- |
 enable-metrics-for-all-schedulers | 0.4.10- |
 page-size                         | 0.4.4- |
 """
@@ -73,6 +84,7 @@ swap-space | 0.11.0-0.17 | any | it has no effect: this engine computes preempte
 swap-space | 0.2.7-0.10.2 | >16 | it is taken from the host's memory once per GPU, and pinned | 4
 preemption-mode | 0.8.0-0.10.2 | =swap | it has no effect: this engine computes preempted requests again and never swaps |
 cpu-offload-gb | 0.5.3- | >0 | it moves weights, not KV cache, to the host: every step reads them back over PCIe |
+kv-cache-dtype | 0.3.3-0.20 | =nvfp4 | this version takes no such type: it came with 0.21 | fp8
 gpu-memory-utilization | 0.2.7- | >0.95 | CUDA contexts, communication buffers and the next peak share the few percent that are left | 0.92
 gpu-memory-utilization | 0.10.2- | with:kv-cache-memory-bytes | it has no effect beside --kv-cache-memory-bytes, which fixes the pool |
 scheduler-reserve-full-isl | 0.19- | =false | prompts are admitted when their first chunk fits: near a full pool their prefill is thrown away and repeated | true

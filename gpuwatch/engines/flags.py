@@ -103,6 +103,7 @@ ngram-prompt-lookup-max      | | int |
 ngram-prompt-lookup-min      | | int |
 limit-mm-per-prompt          | | text |
 mm-processor-cache-gb        | | float |
+mm-processor-kwargs          | | text |
 hf-overrides                 | | text |
 rope-scaling                 | | text |
 rope-theta                   | | float |
@@ -173,6 +174,9 @@ enable-hierarchical-cache    | | bool |
 hicache-ratio                | | float |
 hicache-size                 | | int |
 speculative-algorithm        | | text |
+moe-a2a-backend              | | text |
+enable-deepep-moe            | | bool |
+enable-multimodal            | | bool |
 speculative-num-draft-tokens | | int |
 enable-lora                  | | bool |
 lora-paths                   | | text |

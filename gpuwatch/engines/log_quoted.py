@@ -23,6 +23,22 @@ _PEOPLE = re.compile(
 )
 # A span of code that ends in the middle of a line, with the explanation behind it.
 _EXPLAINED = re.compile(r"\S`(?:\)|:|,|;)? +(?:[|(=-]|\w)")
+# What a command looks for: at the beginning of a line, behind a prompt, a pipe or the mark of a code span.
+_SEARCH = re.compile(r"(?:^|[|$#>`;&] *|\bsudo )(?:z?[ef]?grep|rg|ack|awk|sed) ")
+# Somebody is told what a log of theirs says, or tells it; "if you see" is what programs say.
+_TOLD = re.compile(
+    r"\b(?:your|my|our|their) (?:\w+ ){0,2}(?:shows?|says?|said|reads?|contains?|mentions?|prints?|printed)\b[^;]{0,90}$"
+    r"|(?<!\bif )(?<!\bwhen )\b(?:you|they|I) (?:saw|see|got|hit|had)\b[^;]{0,90}$",
+    re.IGNORECASE,
+)
+# What people put behind a line that they cite.
+_COMMENTED = re.compile(
+    r"\b(?:said|says|wrote|writes|answered|replied|explained) (?:the|an?|my|our) (?:\w+ )?"
+    r"(?:model|user|assistant|client|customer|bot|agent|ticket|guide|manual)\b"
+    r"|\b(?:is|are) how (?:such|that|this|it|these|those|an?)\b"
+    r"|\b(?:such|this) (?:an? )?(?:line|error|message) (?:looks|reads)\b",
+    re.IGNORECASE,
+)
 _MARKS = '`"“'
 
 
@@ -34,8 +50,11 @@ def quoted(message: str, needles: Sequence[str]) -> bool:
     at = min(places)
     if at >= body_start(message):
         return True
-    access = _ACCESS.search(message, 0, at)
-    return access is not None or _in_speech(message, at)
+    if _ACCESS.search(message, 0, at) is not None or _SEARCH.search(message, 0, at) is not None:
+        return True
+    if _TOLD.search(message[:at]) is not None or _COMMENTED.search(message, at) is not None:
+        return True
+    return _in_speech(message, at)
 
 
 def _in_speech(message: str, at: int) -> bool:

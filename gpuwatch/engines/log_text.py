@@ -75,6 +75,11 @@ _BODIES = (
         re.DOTALL | re.IGNORECASE,
     ),
     re.compile(
+        r"(?P<keep>(?<![\w.#-])(?:answer|reply)=|(?<![\w.#-])(?:answer|reply|response|chunk|passage|snippet|excerpt)"
+        r"\s*[:=]\s*(?=[bru]?\\*['\"\u201c]))(?!<redacted>)\S.*",
+        re.DOTALL | re.IGNORECASE,
+    ),
+    re.compile(
         r"(?P<keep>(?:^|[\])] |\b(?:DEBUG|INFO|WARNING|ERROR):? +)(?:input|query|text|content|user|human|assistant): +)"
         r"(?!-?\d[\d.,]*\s*$|<redacted>)\S.*",
         re.DOTALL | re.IGNORECASE,
@@ -83,12 +88,18 @@ _BODIES = (
 _BODY_WORDS = re.compile(
     r"received request|generated response|request \S|receive:|finish:|dumping |prompt|_ids|message|text|outputs?['\"]?\s*[:=]"
     r"|completion|input|content|query|question|instruction|document|user:|human:|assistant:|arguments|tool[ _]call|reasoning"
-    r"|request\.",
+    r"|answer|reply=|reply['\" ]*:|response|chunk['\" ]*[:=]|passage|snippet|excerpt|request\.",
     re.IGNORECASE,
 )
 # Of a request line the path stays; a query may be what somebody typed.
 _QUERIES = (
     re.compile(r"(?P<keep>\"(?:GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS) [^\s\"?]*\?)[^\"]*?(?= HTTP/\d|\"|$)"),
+    # What signs an address of a store for whoever has it: S3, Google, Azure, CloudFront.
+    re.compile(
+        r"(?P<keep>[?&](?:X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)|AWSAccessKeyId|GoogleAccessId"
+        r"|Signature|Policy|Key-Pair-Id|sig|sign|auth_key|hmac)=)[^&\s\"'<>]+",
+        re.IGNORECASE,
+    ),
     re.compile(
         r"(?P<keep>[?&](?:q|query|prompt|text|input|question|messages?|content|search)=)[^&\s\"']+", re.IGNORECASE
     ),

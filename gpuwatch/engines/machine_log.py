@@ -20,9 +20,13 @@ _KILLS = (
         "evicted",
         "pod_evicted",
         "Kubernetes",
-        ("Evicted", "The node was low on resource", "Evicting pod", "ephemeral local storage usage exceeds"),
+        (
+            *("Evicted", "The node was low on resource", "Evicting pod", "ephemeral local storage usage exceeds"),
+            *("Usage of EmptyDir volume", "exceeded its local ephemeral storage limit"),
+        ),
         r"(?:\bReason: +|\bStatus: +|\breason\"?: *\"?|\s)Evicted\b|The node was low on resource: (?P<resource>[\w-]+)"
-        r"|[Pp]od ephemeral local storage usage exceeds|\bEvicting pod\b",
+        r"|[Pp]od ephemeral local storage usage exceeds|\bEvicting pod\b"
+        r"|Usage of EmptyDir volume .* exceeds the limit|exceeded its local ephemeral storage limit",
     ),
     _ANY.event(
         "segfault",
@@ -30,7 +34,7 @@ _KILLS = (
         "Python, Linux",
         ("Segmentation fault", "Segfault encountered", "segfault at", "SIGSEGV", "SIGABRT", "SIGBUS", "Bus error"),
         r"Caught signal \d+ \((?P<what4>Segmentation fault|Bus error)|Fatal Python error: (?P<what>Segmentation fault|Bus error|Aborted)|!+ (?P<what2>Segfault) encountered"
-        r"|\b(?P<signal>SIGSEGV|SIGABRT|SIGBUS)\b|(?P<name>[\w.:-]+)\[(?P<pid>\d+)\]: segfault at"
+        r"|\b(?P<signal>SIGSEGV|SIGABRT|SIGBUS)\b(?! or (?:an)?other\b)|(?P<name>[\w.:-]+)\[(?P<pid>\d+)\]: segfault at"
         r"|^(?P<what3>Segmentation fault|Bus error)\b",
     ),
     _ANY.event(

@@ -98,6 +98,28 @@ PATTERNS: tuple[Pattern, ...] = (
     _SGLANG.note("sgl_pyspy", "stack_dump", "0.4-", ("Pyspy dump for PID",), r"^Pyspy dump for PID (?P<pid>\d+)"),
     _SGLANG.note("sgl_exit_code", "exit_code", "0.4-", ("Exit code: ",), r"^Exit code: (?P<code>-?\d+)$"),
     _ANY.note(
+        "triton_resources",
+        RAISED,
+        "Triton 2.1-",
+        ("OutOfResources: ",),
+        r"(?P<type>\bOutOfResources): (?P<text>out of resource: .*)$",
+    ),
+    # The exception that follows is told to the client, and the server goes on.
+    _ANY.note(
+        "request_failed",
+        "request_failed",
+        "uvicorn, vLLM 0.4-, SGLang 0.3-",
+        (
+            "Exception in ASGI application",
+            "Error in preprocessing prompt",
+            "Error in applying chat template",
+            "/serving_",
+            "/serving.py",
+        ),
+        r"Exception in ASGI application|Error in (?:preprocessing prompt|applying chat template)"
+        r"|^\s*File \"[^\"]*/entrypoints/[^\"]*\bserving(?:_\w+)?\.py\", line \d+",
+    ),
+    _ANY.note(
         "fatal",
         RAISED,
         "pydantic, LLVM, C++, Python",

@@ -154,7 +154,7 @@ _EVENTS = (
             "vailable mamba: ",
             "vailable SWA tokens: ",
         ),
-        r"^Available (?P<pool>[A-Za-z]*) ?(?:tokens)?: (?P<n>\d+) "
+        r"^Available (?:(?P<pool>(?!tokens:)[A-Za-z]+) ?)?(?:tokens)?: (?P<n>\d+) "
         r"\(\w*available_size=(?P<free>\d+) \+ \w*evictable_size_?=(?P<evict>\d+)\)",
     ),
     _SGLANG.event(
@@ -207,6 +207,14 @@ _EVENTS = (
             "] memory leak",
         ),
         r"(?:(?P<pool>[\w ]+?) memory leak|KV cache pool leak|Memory pool leak) detected!",
+    ),
+    # A soft watchdog only reports. Those of processes without a GPU count the time in which nothing came, too.
+    _SGLANG.note(
+        "sgl_soft_watchdog",
+        "soft_watchdog",
+        "0.5.7-",
+        ("self.soft=True",),
+        r"^(?P<name>\w+).*[Ww]atchdog timeout \(self\.watchdog_timeout=(?P<s>[\d.]+), self\.soft=True",
     ),
     _SGLANG.event(
         "sgl_watchdog",

@@ -122,6 +122,7 @@ FILES: dict[str, str] = {
     "eagle.py": "draft",
     "cuda_graph_runner.py": "graphs",
     "lora_manager.py": "lora",
+    "logits_processor.py": "logits",
     "sampler.py": "sampling",
     "topk_topp_sampler.py": "sampling",
 }
@@ -168,6 +169,6 @@ EXCEPTION = _ANY.note(
     RAISED,
     "Python",
     ("Error: ", "Exception: ", "AssertionError", "NotImplementedError"),
-    r"^(?P<type>(?:[a-zA-Z_]\w*\.)*[A-Z]\w*(?:Error|Exception))(?:: (?P<text>\S.*))?$",
+    r"^(?P<type>(?:(?:[a-zA-Z_]\w*\.)*[A-Z]|(?:[a-zA-Z_]\w*\.)+[a-z])\w*(?:Error|Exception))(?:: (?P<text>\S.*))?$",
 )
 """The exceptions at the ends of tracebacks; after every pattern that knows one of them."""

@@ -30,9 +30,19 @@ _GPU = (
         "cuda_oom_other",
         "cuda_oom_other",
         "all",
-        ("CUDA error: out of memory", "CUDA driver error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "Cuda failure"),
+        (
+            "CUDA error: out of memory",
+            "CUDA driver error: out of memory",
+            "CUBLAS_STATUS_ALLOC_FAILED",
+            "Cuda failure",
+            "CUDA Error: out of memory",
+            "Triton Error [CUDA]: out of memory",
+            " 'out of memory'",
+        ),
         r"CUDA error: out of memory|CUDA driver error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
-        r"|Cuda failure (?:2 )?'out of memory'",
+        r"|Cuda failure (?:2 )?'out of memory'|(?P<sleep>CUDA Error: out of memory at \S*cumem_allocator)"
+        r"|CUDA Error: out of memory|(?P<triton>Triton Error \[CUDA\]): out of memory"
+        r"|CUDA error (?P<at>\S+:\d+) 'out of memory'",
     ),
     _ANY.event(
         "ecc",
@@ -45,8 +55,14 @@ _GPU = (
         "no_gpu",
         "no_gpu",
         "all",
-        ("No CUDA GPUs are available", "CUDA error: no CUDA-capable device", "Failed to infer device type"),
-        r"No CUDA GPUs are available|no CUDA-capable device is detected|Failed to infer device type",
+        (
+            "No CUDA GPUs are available",
+            "CUDA error: no CUDA-capable device",
+            "Failed to infer device type",
+            "Current node has no GPU available",
+        ),
+        r"No CUDA GPUs are available|no CUDA-capable device is detected|Failed to infer device type"
+        r"|(?P<ray>Current node has no GPU available)\.?(?: current_node_resource=(?P<resources>\{[^}]*\}))?",
     ),
     _ANY.event(
         "gpu_unsupported",
@@ -70,8 +86,20 @@ _GPU = (
         r"|(?P<forward>forward compatibility) was attempted on non supported HW"
         r"|unsupported display driver / cuda (?P<mixed>driver combination)",
     ),
+    # The kernel's own words, of each thread of it.
+    _ANY.note(
+        "device_assert",
+        "device_assert",
+        "torch 1.0-",
+        ("], thread: [",),
+        r"(?P<file>[\w.-]+):\d+: (?P<kernel>.*?): block: \[[\d,]+\], thread: \[[\d,]+\] Assertion `(?P<what>.*)` failed",
+    ),
     _ANY.event(
-        "cuda_error", "cuda_error", "all", ("CUDA error: ",), r"CUDA error: (?P<what>[\w -]+?)(?= +[A-Z_]+=|[^\w -]|$)"
+        "cuda_error",
+        "cuda_error",
+        "all",
+        ("CUDA error: ",),
+        r"CUDA error: (?P<what>(?:[\w -]|\(s\)|/(?=are\b))+?)(?= +[A-Z_]+=|(?!\(s\)|/are\b)[^\w -]|$)",
     ),
 )
 
@@ -150,11 +178,13 @@ _START = (
         "port_in_use",
         "port_in_use",
         "all",
-        ("[Errno 98]", "[Errno 48]", "EADDRINUSE", "errno: 98"),
+        ("[Errno 98]", "[Errno 48]", "EADDRINUSE", "errno: 98", "ZMQError: Address already in use"),
         r"^(?=.*(?P<meeting>server socket has failed to (?:listen|bind)))?"
-        r"(?=.*?(?:\bport: |has failed to bind to \S*?:)(?P<at>\d+)\b)?.*?"
+        r"(?=.*?(?:\bport: |has failed to bind to \S*?:)(?P<at>\d+)\b)?"
+        r"(?=.*(?P<queue>ZMQError: )(?:.*?\(addr='\w+://\S*?:(?P<end>\d+)'\))?)?.*?"
         r"(?:\[Errno (?:98|48)\] (?:error while attempting to bind on address \('(?P<host>[^']*)', (?P<port>\d+)[^)]*\): )?"
-        r"[Aa]ddress already in use|EADDRINUSE|\(errno: 98 - Address already in use\))",
+        r"(?:\[errno (?:98|48)\] )?[Aa]ddress already in use|EADDRINUSE|\(errno: 98 - Address already in use\)"
+        r"|ZMQError: Address already in use)",
     ),
     _ANY.event(
         "unknown_flag",
@@ -204,14 +234,47 @@ _START = (
     ),
 )
 
+# An Xid of a MIG instance has "GPU-I:05" behind the address of the card.
+_XID = r"NVRM: Xid \((?P<pci>PCI:[0-9a-fA-F:.]+)(?: GPU-I:(?P<instance>[0-9a-fA-F]+))?\): "
+
 _MACHINE = (
+    _ANY.note(
+        "xid_answered",
+        "recovery_done",
+        "NVIDIA driver 560-",
+        ("NVRM: Xid (",),
+        rf"{_XID}154,.*recovery action changed from .*\bto (?:0x0\b|\S* ?\(None\))",
+    ),
     _ANY.event(
         "xid",
         "xid",
         "NVIDIA driver",
         ("NVRM: Xid (",),
-        r"NVRM: Xid \((?P<pci>PCI:[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, pid=(?P<pid>\d+|'?<unknown>'?))?"
+        rf"{_XID}(?P<code>\d+)(?:, pid=(?P<pid>\d+|'?<unknown>'?))?"
         r"(?:, name=(?P<name>[^,]+))?(?:, (?P<text>.*))?$",
+    ),
+    # The kernel module of the NVSwitches; further lines of an error give its registers, without the grade.
+    _ANY.note(
+        "sxid",
+        "nvswitch_error",
+        "NVIDIA driver",
+        ("SXid (PCI",),
+        r"SXid \((?P<pci>PCI:[0-9a-fA-F:.]+)\): (?P<code>\d+), (?P<grade>Fatal|Non-fatal), (?P<text>.*)$",
+    ),
+    _ANY.note(
+        "pcie_error",
+        "pcie_error",
+        "Linux",
+        ("PCIe Bus Error: severity=Uncorrect",),
+        r"\bnvidia (?P<pci>[0-9a-fA-F:.]+): (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) "
+        r"\((?P<grade>Fatal|Non-Fatal)\)(?:, type=(?P<layer>[\w ]+))?",
+    ),
+    _ANY.note(
+        "hung_task",
+        "task_blocked",
+        "Linux",
+        (" blocked for more than ",),
+        r"(?:^|INFO: )task (?P<name>\S+):(?P<pid>\d+) blocked for more than (?P<s>\d+) seconds",
     ),
     _ANY.event(
         "gpu_lost",
@@ -242,7 +305,14 @@ _MACHINE = (
         r"(?P<scope>Out of memory|Memory cgroup out of memory): Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)"
         r"(?=.*anon-rss:(?P<rss>\d+)kB)?(?=.*shmem-rss:(?P<shmem>\d+)kB)?",
     ),
-    _ANY.event("oom_killed", "out_of_memory_killed", "Kubernetes", ("OOMKilled",), r"\bOOMKilled\b(?!\"?: *false)"),
+    # As a label of kube-state-metrics it holds where the value is 1.
+    _ANY.event(
+        "oom_killed",
+        "out_of_memory_killed",
+        "Kubernetes",
+        ("OOMKilled",),
+        r"\bOOMKilled\b(?!\"?: *false)(?!(?<==\"OOMKilled)\"[^}]*\}(?! 1(?:\.0)?(?:$| \d)))",
+    ),
     _ANY.event(
         "ray_kill",
         "ray_memory_kill",
@@ -252,6 +322,16 @@ _MACHINE = (
         r"(?=.*?memory usage threshold of (?P<limit>[\d.]+))?"
         r".*?(?:Ray killed this worker|Task was killed due to the node running low on memory"
         r"|(?<!\d)[1-9]\d* Workers? \(tasks / actors\) killed due to memory pressure)",
+    ),
+    # Ray lists what it may have been in the same sentence, whatever it was.
+    _ANY.event(
+        "ray_worker_lost",
+        "worker_dead",
+        "Ray 2.0-",
+        ("Worker exit type: SYSTEM_ERROR", "by an unexpected system error"),
+        r"^(?=.*?Worker PID: (?P<pid>\d+))?(?=.*?exits? with an exit code (?P<code>\d+))?"
+        r"(?=.*?process receives a (?P<signal>SIG[A-Z]+))?.*?"
+        r"(?P<ray>Worker exit type: SYSTEM_ERROR|died or was killed while executing a task by an unexpected system error)",
     ),
     _ANY.event(
         "shm_small",

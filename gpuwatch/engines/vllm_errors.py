@@ -312,11 +312,12 @@ _DEATH = (
             "Background loop ",
             "Engine loop is not running",
             "MQLLMEngine is already dead",
+            "Got fatal signal from worker processes",
         ),
         r"EngineCore (?:hit an exception|encountered a fatal error\.|encountered an issue\.)"
         r"|Engine core proc(?:ess)? (?P<name>\S+) died unexpectedly|MPClient: engine core exited unexpectedly"
         r"|Background loop (?:has errored already|is not running|is stopped)|Engine loop is not running"
-        r"|MQLLMEngine is already dead",
+        r"|MQLLMEngine is already dead|Got fatal signal from worker processes, shutting down",
     ),
     _VLLM.event(
         "shm_stall",

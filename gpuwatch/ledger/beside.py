@@ -74,6 +74,16 @@ def loads_towers(
     return not (needed <= set(limits) and all(_count(limit) == 0 for limit in limits.values()))
 
 
+def speculation(flags: Mapping[str, Value]) -> str:
+    """Return SGLang's way of drafting; empty where it has none."""
+    return str(flags.get("speculative-algorithm", ""))
+
+
+def exchanges_by_deepep(flags: Mapping[str, Value]) -> bool:
+    """Return whether SGLang's experts exchange tokens by DeepEP, under the name of the flag today or before 0.5."""
+    return str(flags.get("moe-a2a-backend", "")) == "deepep" or flags.get("enable-deepep-moe") is True
+
+
 def _count(limit: object) -> object:
     return limit.get("count") if isinstance(limit, dict) else limit
 

@@ -59,7 +59,8 @@ class Deployment:
     `fraction`, or the pool itself, was asked for: an engine whose own default is too small can be told another. Without
     `towers` a model of text and images serves text alone. `adapters` are places for LoRA adapters of at most
     `adapter_rank`. `longer_allowed`: a `context` beyond the model's own is forced. A draft model has `drafting` bytes
-    of weights in all, and `drafting_share` of the model's own KV for each token.
+    of weights in all, and `drafting_share` of the model's own KV for each token. SGLang drafts by the algorithm
+    `speculation`, exchanges tokens between experts by DeepEP (`deepep`), and is told to take images (`multimodal`).
     """
 
     engine: str
@@ -100,6 +101,14 @@ class Deployment:
     adapter_rank: int = 0
     drafting: float = 0.0
     drafting_share: float = 0.0
+    speculation: str = ""
+    deepep: bool = False
+    multimodal: bool = False
+
+    @property
+    def version_text(self) -> str:
+        """The engine's version as tables of versions read it; empty where it is not known."""
+        return ".".join(map(str, self.version))
 
     @property
     def ranks(self) -> int:

@@ -1,7 +1,6 @@
 """What an engine chooses by itself where the launch command says nothing, by version and card.
 
-Sources: ``engine/arg_utils.py`` and ``config/cache.py`` of vLLM; ``srt/server_args.py`` and
-``arg_groups/memory_hook.py`` of SGLang.
+Sources: ``engine/arg_utils.py`` and ``config/cache.py`` of vLLM; ``srt/server_args.py`` of SGLang.
 """
 
 from __future__ import annotations
@@ -9,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpuwatch.units import GIB, MIB
+from gpuwatch.ledger.reserve import SUMMED_SINCE, sglang_fraction
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from gpuwatch.ledger.budget import Deployment
@@ -60,54 +60,31 @@ def kv_type_followed(engine: str, version: tuple[int, ...], model: Model) -> str
     return model.kv_type if since is not None and version >= since else ""
 
 
-def sglang_chunk(capacity: float) -> int:
+def sglang_chunk(capacity: float, version: tuple[int, ...] = ()) -> int:
     """Return SGLang's chunked prefill size on a card of `capacity` bytes."""
     gib = capacity / GIB
+    if version and version < SUMMED_SINCE:
+        return 2048 if gib < 35 else 8192 if gib < 160 else 16384  # GiB, from the source
     for limit, chunk in ((35, 2048 if gib < 20 else 4096), (60, 4096), (160, 8192)):  # GiB, from the source
         if gib < limit:
             return chunk
     return 16384
 
 
-def sglang_fraction(deployment: Deployment, *, mla: bool) -> float:
-    """Return SGLang's ``--mem-fraction-static``: by ranks to 0.4.7, later from what it sets aside, in MiB."""
-    if deployment.version and deployment.version < (0, 4, 8):
-        return {1: 0.88, 2: 0.87, 4: 0.85, 8: 0.81}.get(deployment.tp, 0.79)
-    memory = deployment.capacity / MIB
-    graphs = _graph_batch(deployment)
-    reserved = 512 + 1.5 * max(deployment.chunk, 2048) + deployment.tp * deployment.pp / 8 * 1024 + 2 * graphs
-    if mla:
-        reserved += 1536
-    if memory > 61440:  # MiB, from the source
-        reserved = max(reserved, 10240)
-    return max(0.1, round((memory - reserved) / memory, 3))
-
-
-def _graph_batch(deployment: Deployment) -> int:
-    """Return the largest batch that SGLang captures a decode graph for."""
-    gib, many = deployment.capacity / GIB, deployment.tp >= 4
-    for limit, few_ranks, many_ranks in _GRAPH_BATCHES:
-        if gib < limit:
-            return many_ranks if many else few_ranks
-    return 512
-
-
-_GRAPH_BATCHES = ((20, 8, 8), (35, 48, 80), (60, 32, 160), (160, 256, 512))
-"""(below so many GiB, batch with fewer than four ranks, with four and more)"""
-
-
 def with_defaults(
     deployment: Deployment, model: Model, *, chunk: int | None, sequences: int | None, fraction: float | None
 ) -> Deployment:
     """Fill in what the command leaves to the engine; values that are given stay."""
-    mla = any(group.kind == "mla" for group in model.layers)
     if deployment.engine == "sglang":
-        filled = replace(deployment, chunk=chunk or sglang_chunk(deployment.capacity), sequences=sequences or 256)
-        return replace(filled, fraction=fraction or sglang_fraction(filled, mla=mla))
+        chunk = chunk or sglang_chunk(deployment.capacity, deployment.version)
+        filled = replace(deployment, chunk=chunk, sequences=sequences or 256)
+        return replace(filled, fraction=fraction or sglang_fraction(filled, model))
     linear = any(group.kind == "linear" for group in model.layers)
     if deployment.prefix_caching is None:
         deployment = replace(deployment, prefix_caching=not linear or deployment.version >= STATES_CACHED_SINCE)
     tokens, batch = vllm_batch(deployment.version, deployment.capacity, deployment.context, unified=deployment.unified)
+    if deployment.kv_bytes is not None:  # the pool has this size, whatever share of the card is asked for
+        fraction = None
     default = NEW_FRACTION if deployment.version >= NEW_FRACTION_SINCE else OLD_FRACTION
     tokens = chunk or min(tokens, max(1, (sequences or batch) * deployment.context))
     return replace(deployment, chunk=tokens, sequences=min(sequences or batch, tokens), fraction=fraction or default)

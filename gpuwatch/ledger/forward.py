@@ -1,13 +1,14 @@
 """The feed-forward parts of a model: how many are plain, which layers have experts, and how wide those are.
 
-Sources: the configuration classes of ``transformers``; ``nemotron_h.py``, ``zamba2.py``, ``longcat_flash.py`` of vLLM's
-``model_executor/models``.
+Sources: the configuration classes of ``transformers``; ``arctic.py``, ``nemotron_h.py``, ``zamba2.py``,
+``longcat_flash.py`` of vLLM's ``model_executor/models``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.layers import feed_forward_layers, is_state_space, shares_blocks, windowed_heads
 from gpuwatch.ledger.model import Experts
 
@@ -29,7 +30,11 @@ def attends_twice(architecture: str) -> bool:
 
 
 def forward_parts(fields: Fields, count: int) -> tuple[int, Experts | None]:
-    """Return the number of plain feed-forward parts in `count` layers, and the experts."""
+    """Return the number of plain feed-forward parts in `count` layers, and the experts.
+
+    Raises:
+        ModelConfigError: a token is to go to more experts than there are.
+    """
     alone = feed_forward_layers(fields, count)
     experts = fields.number("num_experts")
     if not experts:
@@ -41,6 +46,8 @@ def forward_parts(fields: Fields, count: int) -> tuple[int, Experts | None]:
     width = fields.number("moe_intermediate_size") or fields.need("intermediate_size")
     shared = _shared_width(fields, width)
     chosen, latent = fields.number("num_experts_per_tok") or 0, fields.number("moe_latent_size") or 0  # Nemotron-H
+    if chosen > experts:
+        raise ModelConfigError(f"num_experts_per_tok is {chosen}; allowed: at most the {experts} experts")
     return dense, Experts(sparse, experts, width, chosen, shared, latent)
 
 
@@ -56,12 +63,11 @@ def _with_experts(fields: Fields, count: int) -> tuple[int, int]:
     if listed is not None:
         sparse = sum(kind in _SPARSE for kind in listed[:count])
         return count - sparse, sparse
-    every = (
-        fields.number("decoder_sparse_step")
-        or fields.number("moe_layer_freq")
-        or fields.number("interleave_moe_layer_step")
-    )
-    if period:
+    every = next(filter(None, map(fields.number, _STEPS)), None)
+    first = fields.number("moe_layer_start_index")  # Ernie 4.5
+    if first is not None:
+        sparse = sum((index + 1) % (every or 1) == 0 for index in range(first, _last(fields, count) + 1))
+    elif period:
         offset = fields.number("expert_layer_offset") or 0
         sparse = sum(index % period == offset for index in range(count))
     elif every and every > 1:
@@ -71,6 +77,22 @@ def _with_experts(fields: Fields, count: int) -> tuple[int, int]:
     if fields.flag("enable_moe_block"):  # Gemma 4: experts beside a plain part in every layer
         return count, count
     return count - sparse, sparse
+
+
+_STEPS = (
+    *("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"),
+    *("moe_layer_interval", "moe_layer_frequency"),  # Ernie 4.5, Arctic
+)
+"""Fields that say which layers have experts: each whose number, from 1 on, is a multiple."""
+
+
+def _last(fields: Fields, count: int) -> int:
+    """Return the index of the last layer that may have experts; a negative one stands for the last of all."""
+    stated = fields.value("moe_layer_end_index")
+    if isinstance(stated, int) and stated < 0:
+        return count - 1
+    last = fields.number("moe_layer_end_index")
+    return count - 1 if last is None else min(last, count - 1)
 
 
 def _shared_width(fields: Fields, width: int) -> int:
@@ -88,11 +110,14 @@ def _shared_width(fields: Fields, width: int) -> int:
 def parts_beside(fields: Fields, layers: Sequence[Layers], experts: Experts | None) -> int:
     """Return parameters beside attention, mixers, plain parts and experts.
 
-    Projections into the narrower model of latent experts; what layers with a window have of queries beyond the others;
+    Projections into the narrower model of latent experts; a feed-forward part of the model's own width beside experts
+    (Arctic); what layers with a window have of queries beyond the others;
     and the blocks that several layers share: attention of twice the model's width, a gated feed-forward part, and for
     each layer a projection and adapters.
     """
     latent = 0 if experts is None else 2 * experts.layers * fields.hidden * experts.latent
+    if experts is not None and fields.flag("parallel_attn_mlp_res"):
+        latent += 3 * experts.layers * fields.hidden**2
     return latent + _windowed_queries(fields, layers) + _shared_blocks(fields, layers)
 
 

@@ -15,6 +15,10 @@ from gpuwatch.ledger.quantisation import DTYPE_BYTES
 if TYPE_CHECKING:
     from gpuwatch.ledger.model import Layers, Model
 
+CONCURRENCY_PRINTED_SINCE = (0, 20, 1)
+"""vLLM prints as tokens what it can serve at once. 0.20.0 divides blocks by groups; 0.20.2, and builds that lead to
+0.20.1, do not."""
+
 
 @dataclass(frozen=True, slots=True)
 class KvSettings:
@@ -82,16 +86,17 @@ class Layout:
     def tokens(self, blocks: int) -> int:
         """Return the tokens that the engine prints for `blocks` blocks.
 
-        One group: blocks times block size. Several groups: up to 0.19 the blocks are divided by the number of groups,
-        from 0.21 on it is the concurrency times the longest request, as it is here for linear layers alone.
+        One group: blocks times block size. Several groups: up to 0.20.0 the blocks are divided by the number of groups,
+        from 0.20.1 on it is the concurrency times the longest request, as it is here for linear layers alone.
         """
         settings = self.settings
         first = self.groups[0]
         if len(self.groups) == 1 and first.kind != "linear" and not first.window:
-            if settings.version >= (0, 21) and settings.max_model_len % (first.block_size * settings.shards):
+            newer = settings.version >= CONCURRENCY_PRINTED_SINCE
+            if newer and settings.max_model_len % (first.block_size * settings.shards):
                 return int(self.concurrency(blocks) * settings.max_model_len)
             return blocks * first.block_size * settings.shards
-        if settings.version and settings.version < (0, 21):
+        if settings.version and settings.version < CONCURRENCY_PRINTED_SINCE:
             sizes = [group.block_size for group in self.groups if group.kind != "linear"]
             if sizes:
                 return blocks // len(self.groups) * min(sizes)

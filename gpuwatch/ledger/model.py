@@ -97,7 +97,8 @@ class Model:
     `kv_type` is the KV type that the checkpoint asks for, `kv_type_source` the kind of checkpoint and the field that
     names it (``modelopt kv_cache_scheme``). `rope_factor` and `rope_original` are those of its scaling,
     `original_context` the length before scaling that the config states outside of it. With `output_gate` the queries
-    are projected together with as wide a gate of the attention's output. `stacked` levels of a tower's
+    are projected together with as wide a gate of the attention's output. `vision` are the layers and
+    the width of a vision tower as its config names them, by ViT-L's where it does not. `stacked` levels of a tower's
     output are added to layers of the model, each from a buffer for a whole step.
     """
 
@@ -126,6 +127,7 @@ class Model:
     tower_tensors: tuple[tuple[int, int], ...] = ()
     tower_width: int = 0
     tower_known: bool = True
+    vision: tuple[int, int] | None = None
     mixer_parts: tuple[int, ...] = ()
     shared_kv_layers: int = 0
     shared_attention: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from gpuwatch.engines.flag_versions import unknown_flag
 from gpuwatch.ledger.budget import activation_bytes, encoder_bytes
 from gpuwatch.ledger.lengths import allowed_length
 from gpuwatch.ledger.starts import most_sharing
@@ -62,7 +63,10 @@ def _tower_notes(engine: Engine) -> list[str]:
     peak = encoder_bytes(engine.model, engine.deployment)
     if peak and peak >= activation_bytes(engine.model, engine.deployment):
         words = f"the {peak / GIB:.1f} GiB of activations are an estimate of the longest image or video"
-        notes.append(f"{words}: starts with half of it were seen, and the pool is larger then")
+        notes.append(
+            f"{words}: starts with half of it were seen, whose pool is larger, and of videos with half as much more, "
+            "whose pool is smaller"
+        )
     if not engine.model.tower_known:
         notes.append("a vision or audio tower is in the config without its sizes: its weights are not counted")
     return notes
@@ -87,9 +91,11 @@ def _sharing_hint(engine: Engine) -> str:
     """Return the advice to share contexts between copies; empty where vLLM takes no more than there is."""
     deployment = engine.deployment
     most = most_sharing(engine.model, deployment)
-    if deployment.engine != "vllm" or most <= deployment.dcp or deployment.dp_attention > 1:
+    flag = "decode-context-parallel-size"
+    lacking = unknown_flag(deployment.engine, deployment.version_text, flag) is not None
+    if deployment.engine != "vllm" or lacking or most <= deployment.dcp or deployment.dp_attention > 1:
         return ""
-    return f"; --decode-context-parallel-size {most} would use the copies"
+    return f"; --{flag} {most} would use the copies"
 
 
 def _memory_notes(deployment: Deployment) -> list[str]:

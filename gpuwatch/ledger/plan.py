@@ -7,13 +7,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from gpuwatch.engines.flag_versions import risky_above
 from gpuwatch.ledger.budget import SGLANG_CONTEXT_BYTES, pool_bytes
-from gpuwatch.ledger.defaults import sglang_fraction
 from gpuwatch.ledger.kv import whole_bytes_per_token
 from gpuwatch.ledger.lengths import too_long
 from gpuwatch.ledger.need import GROWTH, Engine
 from gpuwatch.ledger.notes import notes_of
 from gpuwatch.ledger.pool import longest_context, pool_of
+from gpuwatch.ledger.reserve import sglang_fraction
 from gpuwatch.ledger.starts import most_sharing, obstacles
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def verdict_of(engines: Sequence[Engine]) -> Verdict:
 
     It does not fit when the engine will not start with its ranks, when the parts are more than the card, or when the
     share of the card that was asked for holds no request. It is tight when the parts are more than the card by less
-    than they are uncertain, and one engine's own budget holds the request; and
+    than they are uncertain, and one engine's own budget holds the request; when that share lacks as little; and
     when they would be with a KV cache of `GROWTH` times the size and what unpacking a 4-bit cache takes, within the
     part of the card that the engine may use. It is unknown where a config lacks a field that is needed, or a model has
     parts that are not computed, and the others are less than the card.
@@ -112,8 +113,10 @@ def verdict_of(engines: Sequence[Engine]) -> Verdict:
         return "tight" if barely_over(engines, card) else "does_not_fit"
     if any(not engine.model.complete for engine in engines):
         return "unknown"
-    if any(engine.deployment.fraction_asked and starved(engine, engines) for engine in engines):
-        return "does_not_fit"
+    short = [engine for engine in engines if engine.deployment.fraction_asked and starved(engine, engines)]
+    if short:
+        barely = all(barely_short(capacity_of(engine, _others(engines, engine))) for engine in short)
+        return "tight" if barely else "does_not_fit"
     peak = card.total + (GROWTH - 1) * card.components["kv_cache"] + sum(e.unpacked_bytes for e in engines)
     shares = _shares(engines)
     own = len(shares) == len(engines)  # each engine has its share; else the last takes what the others leave
@@ -129,7 +132,28 @@ def barely_over(engines: Sequence[Engine], card: Card) -> bool:
     over = card.total - card.capacity
     if len(engines) > 1 or not 0 < over <= error_band(card) * card.total or not engines[0].model.complete:
         return False
-    return not starved(engines[0], engines)
+    return starts(engines)
+
+
+def barely_short(found: Capacity) -> bool:
+    """Return whether a pool holds less than one request by no more than what its engine counts is uncertain by.
+
+    A size of the pool that was asked for is certain.
+    """
+    one = replace(found.engine, requests=1)
+    if found.max_concurrency >= 1 or found.pool_bytes <= 0 or one.deployment.pool_asked or not one.model.complete:
+        return False
+    return one.kv_bytes - found.pool_bytes <= _spread(card_of([one]), _budgeted(one.deployment))
+
+
+def _budgeted(deployment: Deployment) -> tuple[str, ...]:
+    """Return the parts that an engine's own budget counts before it makes the pool."""
+    if deployment.engine == "sglang":
+        return "weights", "kv_cache", "context", "communication"
+    version = deployment.version
+    graphs = () if version and version < (0, 20) else ("graphs",)
+    context = ("context",) if version and version < (0, 9, 1) else ()
+    return "weights", "kv_cache", "activations", "communication", *graphs, *context
 
 
 def too_much_asked(engines: Sequence[Engine]) -> bool:
@@ -213,7 +237,9 @@ def make_plan(engines: Sequence[Engine]) -> Plan:
     serves = not notes_of_ranks and (len(engines) == 1 or card.total <= card.capacity) and not too_much_asked(engines)
     if verdict != "unknown" and not notes_of_ranks:
         short = [note for found, own in zip(capacities, told, strict=True) if own for note in start_notes(found)]
-        notes, serves = [*short, *notes], serves and not short
+        certain = [found for found, own in zip(capacities, told, strict=True) if own and not barely_short(found)]
+        refuses = short if verdict == "does_not_fit" else any(map(start_notes, certain))
+        notes, serves = [*short, *notes], serves and not refuses
     refused = [str(no) for engine in engines if (no := too_long(engine.model, engine.deployment))]
     notes, serves = [*refused, *notes], serves and not refused
     if len(engines) > 1:
@@ -268,7 +294,13 @@ def start_notes(found: Capacity) -> list[str]:
     flag = "--mem-fraction-static" if engine.deployment.engine == "sglang" else "--gpu-memory-utilization"
     needed, given = fraction_needed(engine), engine.deployment.fraction
     limit = pool_flag(engine.deployment) or f"{flag} {given:g}"
-    words = f"with {limit} the pool holds less than one request of {engine.deployment.context:,} tokens"
+    request = f"one request of {engine.deployment.context:,} tokens"
+    if barely_short(found):
+        possible = given < needed <= risky_above(engine.deployment.engine, flag[2:])
+        enough = f"; {flag} {needed:.2f} is enough" if possible else ""
+        doubt = "which is less than these figures are uncertain by: the engine may not start"
+        return [f"with {limit} the pool lacks a little for {request}, {doubt}{enough}"]
+    words = f"with {limit} the pool holds less than {request}"
     if engine.deployment.engine == "sglang" and found.tokens > 0:
         words += ", so the engine refuses one"
     else:
@@ -287,8 +319,12 @@ def _others(engines: Sequence[Engine], engine: Engine) -> float:
 
 def error_band(card: Card) -> float:
     """Return the relative uncertainty of a card's total: the parts' errors, taken as independent."""
-    spread = math.sqrt(sum((card.components[part] * ERRORS[part]) ** 2 for part in PARTS))
-    return spread / card.total if card.total else 0.0
+    return _spread(card, PARTS) / card.total if card.total else 0.0
+
+
+def _spread(card: Card, parts: Sequence[str]) -> float:
+    """Return the uncertainty of the sum of some parts in bytes."""
+    return math.sqrt(sum((card.components[part] * ERRORS[part]) ** 2 for part in parts))
 
 
 def fewest_gpus(engines: Sequence[Engine]) -> int | None:
@@ -310,7 +346,8 @@ def fewest_gpus(engines: Sequence[Engine]) -> int | None:
 def starts(engines: Sequence[Engine]) -> bool:
     """Return whether each pool holds one request; of several engines only those have one that were told their share."""
     judged = [engine for engine in engines if len(engines) == 1 or engine.deployment.fraction_asked]
-    return not any(starved(engine, engines) for engine in judged)
+    short = [engine for engine in judged if starved(engine, engines)]
+    return all(barely_short(capacity_of(engine, _others(engines, engine))) for engine in short)
 
 
 def own_pool(engine: Engine) -> Engine:
@@ -334,10 +371,9 @@ def at_tp(engine: Engine, tp: int) -> Engine:
 def retuned(changed: Engine, engine: Engine) -> Engine:
     """Return a changed engine with the fraction that SGLang would choose for it, where `engine` has its own choice."""
     before, after = engine.deployment, changed.deployment
-    mla = any(group.kind == "mla" for group in engine.model.layers)
-    if before.engine != "sglang" or before.fraction_asked or before.fraction != sglang_fraction(before, mla=mla):
+    if before.engine != "sglang" or before.fraction_asked or before.fraction != sglang_fraction(before, engine.model):
         return changed
-    return changed.with_deployment(fraction=sglang_fraction(after, mla=mla))
+    return changed.with_deployment(fraction=sglang_fraction(after, changed.model))
 
 
 def fewer_ranks(engine: Engine) -> Iterator[Engine]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpuwatch.engines.version import parse_version
-from gpuwatch.ledger.beside import adapters_of, loads_towers
+from gpuwatch.ledger.beside import adapters_of, exchanges_by_deepep, loads_towers, speculation
 from gpuwatch.ledger.budget import Deployment, pool_bytes
 from gpuwatch.ledger.defaults import kv_type_followed, with_defaults
 from gpuwatch.ledger.known import find
@@ -34,6 +34,7 @@ USED = (
     *("hybrid_kv_manager", "max_num_batched_tokens", "max_num_seqs", "flag.enable-dp-attention", "flag.kv-cache-dtype"),
     *("flag.disable-hybrid-kv-cache-manager", "flag.kv-cache-memory-bytes", "flag.max-total-tokens"),
     *("flag.async-scheduling", "flag.mamba-ssm-cache-dtype", "flag.attn-dp-size", "flag.enable-expert-parallel"),
+    *("flag.speculative-algorithm", "flag.moe-a2a-backend", "flag.enable-deepep-moe", "flag.enable-multimodal"),
     *("dtype", "flag.dtype", "flag.limit-mm-per-prompt", "flag.enable-lora", "flag.max-loras", "flag.max-lora-rank"),
 )
 """The facts that a prediction looks at."""
@@ -95,6 +96,9 @@ def engine_of(kind: str, facts: Mapping[str, Value], capacity: float) -> Engine 
         towers=loads_towers(kind, version, flags, (), videos=model.sees_videos),
         adapters=places,
         adapter_rank=rank,
+        speculation=speculation(flags),
+        deepep=exchanges_by_deepep(flags),
+        multimodal=flags.get("enable-multimodal") is True,
     )
     filled = with_defaults(
         deployment,

@@ -53,6 +53,7 @@ def by_name(name: str) -> Quantisation | None:
 
 _PLAIN = ("lm_head", "embed")
 _PART = "quantization_config"
+MOST_BITS = 16
 LARGEST_GROUP = 2**20
 """No more weights share a scale, unless all of a channel do."""
 _FLAGS = {
@@ -104,7 +105,7 @@ def _described(found: Mapping[str, Any]) -> Quantisation:
     if method in readers:
         return readers[method](found, kept)
     if method in ("awq", "gptq", "awq_marlin", "gptq_marlin", "auto-round", "gptqmodel"):
-        bits = _number(found, "bits") or _number(found, "w_bit") or 4.0
+        bits = _bits(found, "bits") or _bits(found, "w_bit") or 4.0
         group = max(0, int(_number(found, "group_size") or _number(found, "q_group_size") or 128))
         return Quantisation(method, bits, group, 16, bits, kept or ("lm_head", "embed"), step=group)
     if method in ("fp8", "fbgemm_fp8"):
@@ -116,6 +117,18 @@ def _described(found: Mapping[str, Any]) -> Quantisation:
     if method == "mxfp4":
         return Quantisation("mxfp4", 4, 32, 8, kept=kept or ("lm_head", "embed", "attn"), experts_only=True)
     return Quantisation(method or "unnamed", 16, kept=kept, known=False)
+
+
+def _bits(part: Mapping[str, Any], name: str) -> float | None:
+    """Return the bits of a weight, None where they are not stated.
+
+    Raises:
+        ModelConfigError: no weight has so many.
+    """
+    stated = _number(part, name)
+    if stated is not None and not 1 <= stated <= MOST_BITS:
+        raise ModelConfigError(f"{_PART}.{name} is {stated:g}; allowed: 1 to {MOST_BITS}")
+    return stated
 
 
 def _listed(part: Mapping[str, Any], name: str) -> tuple[Any, ...]:
@@ -194,7 +207,7 @@ def _compressed(found: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisation
     weights = first.get("weights") if isinstance(first, dict) else None
     if not isinstance(weights, dict):
         return Quantisation("compressed-tensors", 16, kept=kept, known=False)
-    bits, group = _number(weights, "num_bits") or 8.0, int(_number(weights, "group_size") or 0)
+    bits, group = _bits(weights, "num_bits") or 8.0, int(_number(weights, "group_size") or 0)
     floats = weights.get("type") == "float"
     scale = 8.0 if bits == 4 and floats else 16.0  # FP4 scales are stored in 8 bits
     zero = 0.0 if weights.get("symmetric", True) else bits

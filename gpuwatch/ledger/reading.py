@@ -20,7 +20,7 @@ from gpuwatch.ledger.layers import FULL, grouped, is_state_space, layer_kinds, m
 from gpuwatch.ledger.model import Model
 from gpuwatch.ledger.quantisation import DTYPE_BYTES, kv_type_of, kv_type_source, quantisation_of
 from gpuwatch.ledger.rotations import rotations_of
-from gpuwatch.ledger.towers import stacked_levels, tower_tensors, tower_width
+from gpuwatch.ledger.towers import stacked_levels, tower_tensors, tower_width, vision_size
 from gpuwatch.ledger.unread import check_unread
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
         tower_tensors=tower,
         tower_width=tower_width(fields.outer),
         tower_known=tower_known,
+        vision=vision_size(fields.outer),
         mixer_parts=_mixer(fields, hidden),
         shared_kv_layers=shared,
         shared_attention=_shared_attention(fields, count, shared),
@@ -250,6 +251,9 @@ def _other(fields: Fields, hidden: int) -> int:
 
 
 def _tied(fields: Fields) -> bool:
+    stated = fields.value("tie_word_embeddings")
+    if isinstance(stated, str):
+        raise ModelConfigError(f"tie_word_embeddings is {stated[:40]!r}; true or false is expected")
     tied = fields.flag("tie_word_embeddings")
     return is_tied(fields.architecture) if tied is None else tied
 

@@ -22,7 +22,8 @@ COMPONENTS = (
     "free",
 )
 """What memory is for, in the order of a bar. ``kv_pool`` is used and free where usage is not known per GPU, ``engine``
-the memory of an engine that does not state its large parts, ``rest`` contexts and communication of one that does."""
+the memory of an engine that does not state its large parts or does not hold them, ``rest`` contexts and communication
+of one that does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +67,37 @@ class Card:
     other: float | None = None
 
 
+BELIEVED = 0.9
+"""Least part of its weights and pool that an engine's processes hold where its statement is taken: ranks differ."""
+
+
+def missing(statement: Statement, held: float) -> float:
+    """Return the bytes of weights and pool that an engine states and its processes, which hold `held`, do not have.
+
+    0 where they have at least `BELIEVED` of them. What is missing is asleep, on another card or in another container,
+    or the processes are others than the engine's.
+    """
+    stated = (statement.weights or 0.0) + (statement.kv_pool or 0.0)
+    return stated - held if held < BELIEVED * stated else 0.0
+
+
+def missing_on(card: Card, engines: Sequence[tuple[Statement, float | None]]) -> float | None:
+    """Return what engines state and do not hold on a GPU; None where none both states and shows what it holds."""
+    known = [(statement, held) for statement, held in engines if held is not None and not statement.silent]
+    if card.used is None or not known:
+        return None
+    return sum(missing(statement, min(held, card.used)) for statement, held in known)
+
+
 def of_engine(statement: Statement, limit: float, *, rest_is_known: bool) -> dict[str, float]:
     """Divide what one engine holds on a GPU, at most `limit` bytes.
 
     An engine may hold less than it states (asleep, activations not in use now): the statements are taken in the
     order weights, pool, graphs and activations until `limit` is used up. Where it is known that all of `limit` is the
-    engine's, what it does not state is its rest.
+    engine's, what it does not state is its rest. A statement that `limit` contradicts divides nothing: which of the
+    parts are there is not known.
     """
-    if statement.silent:
+    if statement.silent or missing(statement, limit):
         return {"engine": limit} if rest_is_known else {}
     parts: dict[str, float] = {}
     left = limit

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwatch.ledger.changes import FREE
 from gpuwatch.ledger.plan import capacity_of, card_of, fraction_needed, verdict_of
-from gpuwatch.ledger.whatif import FREE, VERDICTS, Row
+from gpuwatch.ledger.whatif import VERDICTS, Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -54,6 +54,24 @@ def _width(fields: Fields) -> int:
     return (fields.number("embed_dim") if two_widths else fields.number("hidden_size")) or 0
 
 
+def vision_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return (layers, width) of the vision tower as SGLang weighs it; None where the config has none.
+
+    It looks for ``num_hidden_layers`` and ``hidden_size`` alone (``adjust_mem_fraction_for_vlm``): a tower that names
+    them otherwise counts as ViT-L. Kimi's names begin with ``vt_``, which its configuration class leaves out.
+    """
+    part = config.get("vision_config")
+    if not isinstance(part, dict):
+        return None
+    fields = Fields(part)
+
+    def number(name: str, default: int) -> int:
+        found = part.get(name, part.get(f"vt_{name}"))
+        return default if found is None else (fields.number(name if name in part else f"vt_{name}") or default)
+
+    return number("num_hidden_layers", 24), number("hidden_size", 1024)  # ViT-L
+
+
 def stacked_levels(config: Mapping[str, Any]) -> int:
     """Return how many levels of a tower's output are added to layers of the model (Qwen3-VL)."""
     part = config.get("vision_config")

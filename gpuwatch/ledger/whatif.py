@@ -6,57 +6,21 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpuwatch.engines.flag_versions import risky_above
-from gpuwatch.ledger.kv import element_bytes
+from gpuwatch.ledger.changes import FREE, HARDWARE, SPEED, Change, changes_of
 from gpuwatch.ledger.lengths import too_long
-from gpuwatch.ledger.need import Engine, with_weights
-from gpuwatch.ledger.plan import (
-    capacity_of,
-    card_of,
-    fewer_ranks,
-    fraction_needed,
-    own_pool,
-    pool_flag,
-    possible_tp,
-    retuned,
-    verdict_of,
-)
-from gpuwatch.ledger.starts import cut_width, most_sharing, obstacles
-from gpuwatch.units import GIB
+from gpuwatch.ledger.plan import capacity_of, card_of, fraction_needed, verdict_of
+from gpuwatch.ledger.starts import obstacles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-FRACTION_STEP = 0.03
-RECENT_TOKENS = 4096
-"""Tokens that stay in 16 bits in the mixed-precision row."""
-WINDOW_TOKENS = 4096
+    from gpuwatch.ledger.need import Engine
+
 CONTEXT_STEP = 1024
-LEAST_CHUNK = 1024
 SMALL_GAIN = 1.01
-SCALED_TOGETHER = 128
-"""Weights that share a scale in most quantised checkpoints."""
 
 VERDICTS = {"fits": 0, "tight": 1, "unknown": 2, "does_not_fit": 3}
 """Verdicts, the best first."""
-FREE, SPEED, QUALITY, HARDWARE = range(4)
-"""What a change costs, cheapest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One change in words, what it costs in words, the class of the cost, and the changed engine.
-
-    `available` is False for what neither engine offers today, and for another model. `recent` tokens of each request
-    take twice the bytes that the engine's KV type gives.
-    """
-
-    change: str
-    costs: str
-    weight: int
-    engine: Engine
-    available: bool = True
-    recent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +123,7 @@ def on_these_cards(engine: Engine, context: int, *, four_bit_kv: bool = False) -
     base = _measure(Change("", "", FREE, asked), ())
     singles = [
         change
-        for change in _changes(asked)
+        for change in changes_of(asked)
         if change.available
         and change.weight != HARDWARE
         and (four_bit_kv or change.engine.deployment.kv_dtype != "nvfp4")
@@ -196,13 +160,13 @@ def _more(row: Row, base: Row) -> bool:
 def _beside(engine: Engine, others: Sequence[Engine]) -> Iterator[Change]:
     """Yield the changes that are possible beside `others`: a larger share is none, which the others would lack."""
     share = engine.deployment.fraction
-    return (change for change in _changes(engine) if not others or change.engine.deployment.fraction == share)
+    return (change for change in changes_of(engine) if not others or change.engine.deployment.fraction == share)
 
 
 def _pairs(singles: Sequence[Change]) -> Iterator[Change]:
     """Yield every two different changes as one; the second is computed for the engine that the first one made."""
     for first, second in itertools.combinations(singles, 2):
-        for again in _changes(first.engine):
+        for again in changes_of(first.engine):
             if again.change == second.change:
                 words, costs = f"{first.change} and {second.change}", f"{first.costs}; {second.costs}"
                 yield Change(words, costs, first.weight + second.weight, again.engine)
@@ -239,157 +203,3 @@ def _measure(change: Change, others: Sequence[Engine], share: float | None = Non
         change.available,
         holds and not obstacles(engine.model, engine.deployment) and too_long(engine.model, engine.deployment) is None,
     )
-
-
-def _changes(engine: Engine) -> Iterator[Change]:
-    """Yield every change that is possible."""
-    yield from _settings(engine)
-    yield from _kv_types(engine)
-    yield from _weight_types(engine)
-    yield from _shapes(engine)
-
-
-def _settings(engine: Engine) -> Iterator[Change]:
-    deployment = engine.deployment
-    sglang = deployment.engine == "sglang"
-    flag = "mem-fraction-static" if sglang else "gpu-memory-utilization"
-    highest = risky_above(deployment.engine, flag)
-    fraction = min(highest, round(deployment.fraction + FRACTION_STEP, 2))
-    if fraction < (needed := fraction_needed(engine)) <= highest:
-        fraction = needed
-    if fraction > deployment.fraction and not deployment.pool_asked:
-        left = (1 - fraction) * deployment.capacity / GIB
-        yield Change(
-            f"--{flag} {deployment.fraction:g} → {fraction:g}",
-            f"{left:.1f} GiB of the card stay for everything the engine did not count",
-            SPEED,
-            engine.with_deployment(fraction=fraction, fraction_asked=True),
-        )
-    if deployment.pool_asked:
-        yield Change(
-            f"without {pool_flag(deployment)}",
-            "nothing: the pool is what the card has left",
-            FREE,
-            own_pool(engine),
-        )
-    if deployment.chunk >= 2 * LEAST_CHUNK:
-        flag = "--chunked-prefill-size" if sglang else "--max-num-batched-tokens"
-        yield Change(
-            f"{flag} {deployment.chunk} → {deployment.chunk // 2}",
-            "prefill in smaller steps: a later first token under load",
-            SPEED,
-            retuned(engine.with_deployment(chunk=deployment.chunk // 2), engine),
-        )
-    if deployment.sequences > 16:  # below that a batch is small already
-        flag = "--max-running-requests" if sglang else "--max-num-seqs"
-        yield Change(
-            f"{flag} {deployment.sequences} → {deployment.sequences // 4}",
-            "fewer requests at a time; the sampler's peak shrinks with it",
-            SPEED,
-            engine.with_deployment(sequences=deployment.sequences // 4),
-        )
-
-
-def _kv_types(engine: Engine) -> Iterator[Change]:
-    deployment = engine.deployment
-    if element_bytes(deployment.kv_dtype, engine.model.dtype) >= 2:  # 16 bits
-        eight = "fp8_e4m3" if deployment.engine == "sglang" else "fp8"
-        yield Change(
-            f"--kv-cache-dtype {deployment.kv_dtype} → {eight}",
-            "exact digit strings suffer first; calibrated scales are needed",
-            QUALITY,
-            engine.with_deployment(kv_dtype=eight),
-        )
-        yield Change(
-            f"KV of the last {RECENT_TOKENS:,} tokens in 16 bits, older in FP8",
-            "neither vLLM nor SGLang offers it today; digits in the far past suffer",
-            QUALITY,
-            engine.with_deployment(kv_dtype=eight),
-            available=False,
-            recent=RECENT_TOKENS,
-        )
-    if element_bytes(deployment.kv_dtype, engine.model.dtype) >= 1 and deployment.engine == "vllm":
-        yield Change(
-            f"--kv-cache-dtype {deployment.kv_dtype} → nvfp4",
-            "4-bit KV: needs Blackwell, and recall of details falls",
-            QUALITY,
-            engine.with_deployment(kv_dtype="nvfp4"),
-        )
-
-
-def _weight_types(engine: Engine) -> Iterator[Change]:
-    model = engine.model
-    bits = 16.0 if model.quantisation is None else model.quantisation.bits
-    plain = replace(engine, weights_bytes=None)
-    if engine.weights_bytes is not None and engine.parameters is None:
-        return  # only the bytes are known, so another type cannot be computed
-    if bits > 8:  # bits
-        yield Change(
-            "weights in FP8 or INT8",
-            "needs a quantised checkpoint; small loss of quality" + _blocks(engine, experts=True),
-            QUALITY,
-            replace(plain, model=with_weights(model, "fp8")),
-        )
-    if bits > 4:  # bits
-        yield Change(
-            "weights in INT4 (AWQ, GPTQ)",
-            "needs a quantised checkpoint; test on your own tasks, long reasoning suffers first"
-            + _blocks(engine, experts=False),
-            QUALITY,
-            replace(plain, model=with_weights(model, "int4")),
-        )
-
-
-def _blocks(engine: Engine, *, experts: bool) -> str:
-    """Return what a checkpoint with a scale for 128 weights would have to be like; empty where the ranks fit it."""
-    width = cut_width(engine.model, engine.deployment, SCALED_TOGETHER, experts=experts)
-    if not width:
-        return ""
-    words = f"{width:,} over {engine.deployment.tp} ranks cuts groups of {SCALED_TOGETHER}"
-    return f"; {words}, so one with such scales does not start"
-
-
-def _startable(engine: Engine) -> Iterator[Change]:
-    """Yield the most ranks, of those that there are, with which the engine starts."""
-    before = engine.deployment
-    for tried in itertools.islice(fewer_ranks(engine), 1):
-        after = tried.deployment
-        words = [f"tensor parallel {before.tp} → {after.tp}"] if after.tp != before.tp else []
-        words += [f"pipeline parallel {before.pp} → {after.pp}"] if after.pp != before.pp else []
-        words += [f"--decode-context-parallel-size {before.dcp} → {after.dcp}"] if after.dcp != before.dcp else []
-        yield Change(", ".join(words), "nothing: it does not start otherwise", FREE, tried)
-
-
-def _shapes(engine: Engine) -> Iterator[Change]:
-    deployment, model = engine.deployment, engine.model
-    if obstacles(model, deployment):
-        yield from _startable(engine)
-        if deployment.engine == "vllm" and model.experts is not None and not deployment.expert_parallel:
-            whole = engine.with_deployment(expert_parallel=True)
-            yield Change("--enable-expert-parallel", "ranks with busier experts are waited for", SPEED, whole)
-    double = retuned(engine.with_deployment(tp=deployment.tp * 2), engine)
-    if possible_tp(double):
-        kind = "links slower than NVLink cost speed" if deployment.tp == 1 else "more communication in every step"
-        words = f"tensor parallel {deployment.tp} → {deployment.tp * 2}"
-        yield Change(words, f"twice the cards; {kind}", HARDWARE, double)
-    copies = most_sharing(model, deployment) if deployment.dp_attention == 1 else 1
-    plain = all(group.kind in ("full", "mla") for group in model.attention)
-    if deployment.engine == "vllm" and copies > deployment.dcp and plain:
-        yield Change(
-            f"--decode-context-parallel-size {deployment.dcp} → {copies}",
-            "uses the copied KV heads; needs vLLM 0.10 or later and more communication in decode",
-            SPEED,
-            engine.with_deployment(dcp=copies),
-        )
-    full = [group for group in model.layers if group.kind == "full"]
-    if len(full) == len(model.layers) == 1 and full[0].count >= 4:  # a quarter of them stay
-        group = full[0]
-        kept = replace(group, count=-(-group.count // 4))
-        windowed = replace(group, kind="sliding", count=group.count - kept.count, window=WINDOW_TOKENS)
-        yield Change(
-            f"a variant with a window of {WINDOW_TOKENS:,} tokens in three of four layers",
-            "another model: what lies far back is seen by a quarter of the layers",
-            QUALITY,
-            replace(engine, model=replace(model, layers=(kept, windowed))),
-            available=False,
-        )

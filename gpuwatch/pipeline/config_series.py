@@ -21,6 +21,7 @@ TARGET = "config"
 _PREFIX = "gpuwatch_engine_config_"
 _UNSCALED = _PREFIX + "kv_cache_unscaled"
 _FLAG = _PREFIX + "flag_problem"
+_TRANSFER = _PREFIX + "kv_transfer"
 _LOCAL = _PREFIX + "data_parallel_size_local"
 NEED_NO_SCALES = ("auto", "float16", "bfloat16", "float32", "half")
 """Types of the KV cache, as vLLM names them, that are not quantised."""
@@ -85,11 +86,22 @@ class ConfigSeries:
         local = ranks_here(values.get("dp"), flags)
         if local is not None and series(_LOCAL, **of) not in dict(rows):
             rows.append((series(_LOCAL, **of), local))
+        if flags:
+            rows.append((series(_TRANSFER, **of), float(takes_kv_caches(flags))))
         if flags and version:
             risky = dict.fromkeys(problem.flag for problem in risky_flags(engine, version, flags))
             rows.append((series(_FLAG, **of, problem="risky"), 0.0))
             rows += [(series(_FLAG, **of, problem="risky", flag=flag), 1.0) for flag in risky]
         return rows
+
+
+def takes_kv_caches(flags: Mapping[str, object]) -> bool:
+    """Return whether launch flags let requests wait for a KV cache from another server or from the host.
+
+    vLLM makes a KV connector of ``--kv-transfer-config`` and of ``--kv-offloading-size``.
+    """
+    connector = any(flags.get(name) not in (None, "", "{}", 0) for name in ("kv-transfer-config", "kv-offloading-size"))
+    return connector or flags.get("disaggregation-mode") in ("prefill", "decode")
 
 
 def ranks_here(ranks: object, flags: Mapping[str, object]) -> float | None:

@@ -43,6 +43,10 @@ class History:
         self._step = step_ms
         self._times: dict[Labels, array[int]] = {}
         self._values: dict[Labels, array[float]] = {}
+        self.moved = 0
+        """Milliseconds by which the newest samples are later than they were recorded."""
+        self.set_back: list[int] = []
+        """Milliseconds by which the clock was set back, each time that it was."""
 
     def add(self, labels: Labels, time: int, value: float) -> None:
         """Keep a sample; `time` in milliseconds. One that is not newer than the series' last one is left out."""
@@ -58,7 +62,12 @@ class History:
     def take(self, pipeline: Pipeline, time: int) -> None:
         """Keep what lives in the store of `pipeline` at `time`."""
         for labels, value, at in pipeline.store.newest(time):
-            self.add(labels, at, value)
+            self.add(labels, at + self.moved, value)
+
+    def went_back(self, back: int, pause: int) -> None:
+        """Move what comes from now on behind what is there, `pause` milliseconds later: the clock was set back."""
+        self.moved += back + pause
+        self.set_back.append(back)
 
     @property
     def series(self) -> int:
@@ -108,6 +117,8 @@ class History:
 def replayed(path: str | Path, rules: RuleSet, step_ms: int = 0) -> tuple[History, str]:
     """Replay a recording; return all its series, and why it ended early where it is damaged.
 
+    Where the clock was set back, later times are moved on: a series goes on in time only.
+
     Raises:
         RecordingError: the file cannot be read or is no recording.
     """
@@ -115,8 +126,12 @@ def replayed(path: str | Path, rules: RuleSet, step_ms: int = 0) -> tuple[Histor
     with playable(path) as file:
         reader = Reader(file)
         play = Play(reader.header, rules)
+        pause, before = max(1000, round(1000 * reader.header.interval)), None
         for tick in reader.ticks():
             play.tick(tick)
+            if before is not None and tick.time < before:
+                history.went_back(before - tick.time, pause)
+            before = tick.time
             history.take(play.pipeline, tick.time)
     return history, reader.cut.replace(file, str(path))
 

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 from gpuwatch.diagnosis.causes import judge
 from gpuwatch.diagnosis.causes.incident import Incident, Input
 from gpuwatch.diagnosis.ranking import rank
+from gpuwatch.engines.log_text import redact
 from gpuwatch.model import Fact
-from gpuwatch.sources.files.commands import facts_of_launch, image_version, parse_launch
+from gpuwatch.sources.files.commands import facts_of_launch, image_version, parse_launch, read_environment
 from gpuwatch.sources.files.opening import UnreadableError
 from gpuwatch.sources.files.read import FileText, read_file
+from gpuwatch.sources.files.samples import Found
+from gpuwatch.sources.files.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -89,7 +92,13 @@ def join(texts: Sequence[FileText], flags: str = "") -> Incident:
         if version:
             told["version"] = version
         inputs.append(Input(FLAGS, "flags", launch.engine, version))
-        facts += [Fact(key, value, FLAGS, 1) for key, value in told.items()]
+        facts += [
+            Fact(key, redact(value) if isinstance(value, str) and key != "command" else value, FLAGS, 1)
+            for key, value in told.items()
+        ]
+        settings = Found()
+        read_environment(Text(flags.encode()), settings)
+        facts += [Fact(key, value, FLAGS, 1) for key, value, _, _ in settings.facts]
     samples = [(text.path, labels, value, time) for text in texts for labels, value, time in text.samples]
     config = next((text.config for text in texts if text.config is not None), None)
     return Incident(tuple(inputs), tuple(facts), tuple(_events(texts)), tuple(samples), config)

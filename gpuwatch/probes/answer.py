@@ -6,7 +6,8 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from gpuwatch.probes.stream import error_text, one_line
+from gpuwatch.probes.named_limit import from_fields
+from gpuwatch.probes.stream import MOST_CHARACTERS, error_text, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,13 +44,16 @@ def take_whole(content: bytes, events: Events) -> None:
 
 
 def refusal(status: int, content: bytes) -> str:
-    """Return a status other than 200 with what the body says of it, in one line; web pages say nothing."""
+    """Return a status other than 200 with what the body says of it, whole, in one line; web pages say nothing."""
+    limit = ""
     try:
-        text = error_text(json.loads(content))
+        document = json.loads(content)
+        text, limit = error_text(document), from_fields(document)
     except (ValueError, RecursionError):
-        head = content[:512].decode("utf-8", "replace")
-        text = "" if head.lstrip().startswith("<") else one_line(head)
-    return f"HTTP {status}: {text}" if text else f"HTTP {status}"
+        said = content.decode("utf-8", "replace")
+        text = "" if said.lstrip().startswith("<") else one_line(said, MOST_CHARACTERS)
+    head = f"HTTP {status} ({limit})" if limit else f"HTTP {status}"
+    return f"{head}: {text}" if text else head
 
 
 def seconds(text: str | None) -> float | None:

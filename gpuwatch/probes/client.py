@@ -19,8 +19,10 @@ from gpuwatch.config import ConfigError
 from gpuwatch.config_endpoints import endpoint_url
 from gpuwatch.model import Reason, SourceError
 from gpuwatch.probes.answer import parts, read, refusal, seconds, take_whole
+from gpuwatch.probes.echo import without
 from gpuwatch.probes.exchange import Reply
-from gpuwatch.probes.stream import Events, one_line
+from gpuwatch.probes.named_limit import shortened
+from gpuwatch.probes.stream import Events
 from gpuwatch.sources.api_client import deadline_session
 from gpuwatch.sources.engine.connect import proxies_for
 from gpuwatch.sources.engine.deadline import Deadline
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from gpuwatch.probes.exchange import Ask, Kind
 
 TRIES_WHEN_LIMITED = 4
+ERROR_CHARACTERS = 300
 LONGEST_PAUSE = 30.0
 EXTRA_PIECES = 8
 """Pieces more than asked for that a stream may have; some servers send an empty one at either end."""
@@ -128,6 +131,9 @@ class Client:
         pauses = 0
         while True:
             reply, after = self._stream(body, ask)
+            if reply.error:
+                said = shortened(without(reply.error, self.token, ask.prompt), ERROR_CHARACTERS)
+                reply = replace(reply, error=said)
             if reply.kind != "limited" or pauses >= TRIES_WHEN_LIMITED:
                 return replace(reply, pauses=pauses)
             pause = min(2.0**pauses if after is None else after, LONGEST_PAUSE) + random.uniform(0, 0.1)  # noqa: S311  # spreads the tries
@@ -225,7 +231,10 @@ class Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if ask.ignore_eos and self.server is not None and self.server.engine != "other":
+        known = self.server is not None and self.server.engine != "other"
+        if ask.enough is not None and known:
+            body["stream_options"]["continuous_usage_stats"] = True
+        if ask.ignore_eos and known:
             body["ignore_eos"] = True
         if ask.salt:
             body["cache_salt"] = ask.salt
@@ -272,10 +281,10 @@ class Client:
             why = self._explain(line, error, url, round(left, 1))
             kind = "cancelled" if self._cancelled.is_set() else "timeout" if why.reason is Reason.TIMEOUT else "lost"
             broken = f"the stream broke off after {len(events.times)} pieces" if kind == "lost" and status else str(why)
-            return _reply(events, started, status, kind, events.error or broken), None
+            return _reply(events, started, status, kind, events.error or broken, sent=len(data)), None
         finally:
             line.deadline.stop()
-        return _reply(events, started, status, _kind(status, events.error), events.error), after
+        return _reply(events, started, status, _kind(status, events.error), events.error, sent=len(data)), after
 
     def _follow(self, response: requests.Response, events: Events, ask: Ask) -> None:
         """Read a stream to its end, and no further than the tokens that were asked for."""
@@ -288,7 +297,7 @@ class Client:
             if came > asked + EXTRA_PIECES:
                 events.ran_on = True
                 events.error = f"the server ignores max_tokens: {came} pieces came, {asked} were asked for"
-            if events.error or (ask.enough is not None and came and ask.enough(came)):
+            if events.error or (ask.enough is not None and came and ask.enough(events.generated)):
                 response.close()
                 return
         events.end(time.monotonic())
@@ -315,24 +324,29 @@ def _kind(status: int, error: str) -> Kind:
         return "failed" if error else "ok"
     if status in (429, 503):
         return "limited"
+    if status in (401, 403):
+        return "login"
     return "refused" if 400 <= status < 500 else "failed"
 
 
-def _reply(events: Events, started: float, status: int, kind: Kind, error: str) -> Reply:
+def _reply(events: Events, started: float, status: int, kind: Kind, error: str, *, sent: int) -> Reply:
     times = tuple(events.times)
+    count = events.count if events.counts else lambda *_path: None
     return Reply(
         ok=kind == "ok",
         text="".join(events.texts),
-        error=one_line(error, 300),
+        error=error,
         status=status,
         kind=kind,
         started=started,
         first_token=times[0] if times else None,
         ended=time.monotonic(),
         token_times=times,
-        prompt_tokens=events.count("prompt_tokens"),
-        cached_tokens=events.count("prompt_tokens_details", "cached_tokens"),
-        completion_tokens=events.count("completion_tokens"),
+        first_tokens=events.first_tokens,
+        prompt_tokens=count("prompt_tokens"),
+        cached_tokens=count("prompt_tokens_details", "cached_tokens"),
+        completion_tokens=count("completion_tokens"),
+        sent_bytes=sent,
         ran_on=events.ran_on,
     )
 

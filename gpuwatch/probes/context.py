@@ -9,7 +9,7 @@ from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
 from gpuwatch.probes import truncation
 from gpuwatch.probes.limits import Pool, read_pool
 from gpuwatch.probes.ramp_verdict import findings as pool_findings
-from gpuwatch.probes.refusal import Refused, refused
+from gpuwatch.probes.refusal import Refused, limit_of, refused, too_large
 from gpuwatch.probes.result import Result
 from gpuwatch.probes.truncation import Short, fate
 
@@ -28,8 +28,7 @@ BEYOND = 64
 """Tokens over the limit of the request that has to be refused."""
 _ASSUMED = (2048, 8192, 32_768)
 """Lengths that are tried where the server states no limit."""
-_LOGIN = (401, 403)
-_ENDING = ("failed", "limited")
+_ENDING = ("failed", "limited", "login")
 """What ends the probe without ``--to-the-end``: a server with errors of its own is left alone, so that it survives."""
 _EVENTS = ("rope_beyond_native", "rope_key_unknown", "prompt_too_long", "max_model_len_exceeds_kv")
 
@@ -75,7 +74,12 @@ class _Try:
     @property
     def answered(self) -> bool:
         """Whether the server took the request or refused it for what it is; a refused login says nothing of it."""
-        return self.accepted or (self.outcome == "refused" and self.reply.status not in _LOGIN)
+        return self.accepted or self.outcome == "refused"
+
+    @property
+    def refusal(self) -> Refused:
+        """The request, as one that was refused."""
+        return Refused(self.tokens, OUTPUT, self.reply.error, self.reply.sent_bytes, self.exact)
 
     @property
     def ends(self) -> bool:
@@ -215,6 +219,7 @@ def _conclusion(
     bad = _short(tries, wanted)
     if bad is not None and wanted is not None:
         yield f"The length of {wanted:,} is not real: refused at {bad.tokens:,}."
+    yield from _why_refused(bad or next((each for each in tries if each.outcome == "refused"), None), tries, limit)
     if native is None:
         yield "What the model was made for is not known; --model-config FILE or --log FILE tells it."
     elif wanted is not None:
@@ -234,6 +239,7 @@ def _said(each: _Try) -> str:
         "ignored": "accepted, but not one token was generated: the prompt was ignored",
         "not counted": "accepted; the server does not count prompt tokens, so a cut cannot be seen",
         "refused": "refused",
+        "login": "the login was refused, which says nothing about the length",
     }
     text = texts.get(each.outcome, f"no answer ({each.outcome})")
     if each.what == "over the limit" and each.outcome == "refused":
@@ -244,7 +250,7 @@ def _said(each: _Try) -> str:
         text = "accepted; max_tokens is ignored, so the count that comes at the end was not seen, and no cut could be"
     elif each.reply.error:
         text += f": {each.reply.error}"
-    return f"{what}: {text}."
+    return f"{what}: {text.rstrip('.')}."
 
 
 def _short(tries: list[_Try], wanted: int | None) -> _Try | None:
@@ -253,13 +259,29 @@ def _short(tries: list[_Try], wanted: int | None) -> _Try | None:
     return min(within, key=lambda each: each.tokens, default=None)
 
 
+def _below(tries: list[_Try], bad: _Try) -> int | None:
+    """Return the tokens of the longest accepted request that is shorter than `bad`, prompt and answer."""
+    return max((each.tokens + OUTPUT for each in tries if each.accepted and each.tokens < bad.tokens), default=None)
+
+
+def _why_refused(bad: _Try | None, tries: list[_Try], stated: int | None) -> Iterator[str]:
+    """Say what a refusal names as the limit where the server states another one or none, or that it is about bytes."""
+    if bad is None:
+        return
+    limit = limit_of(bad.refusal, stated, _below(tries, bad))
+    if limit is not None:
+        what = "prompt and answer together" if limit.counts == "request" else "for the prompt"
+        yield f"By the words of its refusal the server takes {limit.tokens:,} tokens, {what}."
+    elif too_large(bad.refusal):
+        yield "HTTP 413 is about the size of the body in bytes: what stands in front of the engine takes no larger one."
+
+
 def _refused(run: Run, tries: list[_Try], wanted: int | None) -> Iterator[Finding]:
     """Judge requests that are refused although they are within what the server states."""
     bad, stated = _short(tries, wanted), run.server.max_model_len
     if bad is None or stated is None or bad.tokens + OUTPUT > stated:
         return
-    whole = max((each.tokens + OUTPUT for each in tries if each.accepted and each.tokens < bad.tokens), default=None)
-    yield refused(run, Refused(bad.tokens, OUTPUT, bad.reply.error), whole)
+    yield refused(run, bad.refusal, _below(tries, bad))
 
 
 def _rope(run: Run, wanted: int | None, options: ContextOptions, accepted: int) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Prompt: TypeAlias = "tuple[int, ...] | str"
-Kind: TypeAlias = Literal["ok", "refused", "limited", "failed", "timeout", "lost", "cancelled"]
+Kind: TypeAlias = Literal["ok", "refused", "login", "limited", "failed", "timeout", "lost", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Ask:
         salt: Separates the prefix cache of this request from that of others (``cache_salt``); empty: none.
         lora: Name of the adapter to use; empty: the model itself.
         ignore_eos: Whether to generate all of `max_tokens`, where the engine can.
-        enough: Called with the number of pieces so far; the stream is closed, and counts as complete, once it is true.
+        enough: Called with the tokens so far, or the pieces where the server does not count as it goes; the stream is
+            closed, and counts as complete, once it is true.
     """
 
     prompt: Prompt
@@ -42,13 +43,15 @@ class Reply:
     Attributes:
         ok: Whether a complete answer came.
         text: The completion, for scoring only; it is never stored.
-        error: One clear line, or empty.
+        error: One clear line, or empty; nothing of the key and the prompt that the server repeats.
         status: HTTP status, 0 where none came.
-        kind: ok; refused (a status that blames the request, or the login); limited (rate limit, after several
-            tries); failed (the server's own error, or an answer that makes no sense); timeout; lost (the connection);
-            cancelled.
+        kind: ok; refused (a status that blames the request); login (401 or 403: it says nothing of the request);
+            limited (rate limit, after several tries); failed (the server's own error, or an answer that makes no
+            sense); timeout; lost (the connection); cancelled.
         token_times: When each piece of the stream came; a piece is one token with most servers, sometimes several.
+        first_tokens: Tokens in the first piece.
         pauses: How often a rate limit made the client wait.
+        sent_bytes: Size of the body that was sent; 0: nothing was.
         ran_on: Whether the server went on after `max_tokens` tokens and was cut off: it failed, and what came until
             then is an answer all the same. What it counts comes at the end and was not seen.
     """
@@ -62,10 +65,12 @@ class Reply:
     first_token: float | None = None
     ended: float = 0.0
     token_times: tuple[float, ...] = ()
+    first_tokens: int = 1
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     pauses: int = 0
+    sent_bytes: int = 0
     ran_on: bool = False
 
     @property
@@ -89,4 +94,5 @@ class Reply:
         if len(self.token_times) < 2:
             return None
         seconds = self.token_times[-1] - self.token_times[0]
-        return (self.generated - 1) / seconds if seconds > 0 and self.generated > 1 else None
+        later = self.generated - self.first_tokens
+        return later / seconds if seconds > 0 and later > 0 else None

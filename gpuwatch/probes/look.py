@@ -65,14 +65,18 @@ def _models(client: Client) -> list[dict[str, Any]]:
     except SourceError as error:
         raise ProbeError(str(error), 3) from None
     if status in (401, 403):
-        hint = "the key was refused" if client.token else "name the variable that holds the key with --token-env"
-        raise ProbeError(f"HTTP {status} from {url}: {hint}")
+        raise ProbeError(f"HTTP {status} from {url}: {_hint(client)}")
     if status >= 500:
         raise ProbeError(f"HTTP {status} from {url}: the server is not ready", 3)
     rows = document.get("data") if isinstance(document, dict) else None
     if status != 200 or not isinstance(rows, list):
         raise ProbeError(f"HTTP {status} from {url}: no OpenAI-compatible server with /v1/models")
     return [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
+
+
+def _hint(client: Client) -> str:
+    """Return what a refused login means: with a key, and without one."""
+    return "the key was refused" if client.token else "name the variable that holds the key with --token-env"
 
 
 def _page_kind(client: Client) -> Kind | None:
@@ -124,7 +128,7 @@ def _takes(client: Client, ids: tuple[int, ...]) -> bool:
     """
     reply = client.complete(Ask(ids, 1, time.monotonic() + client.timeout))
     if reply.status in (401, 403):
-        raise ProbeError(f"{client.url}/v1/completions: {reply.error}; name the key's variable with --token-env")
+        raise ProbeError(f"{client.url}/v1/completions: {reply.error.rstrip('.')}; {_hint(client)}")
     if reply.status in (404, 405, 501):
         raise ProbeError(f"{client.url}/v1/completions: {reply.error}; probes need the completions API")
     if reply.kind == "timeout":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.probes.client import ProbeError
 from gpuwatch.probes.limits import read_pool
 from gpuwatch.probes.prefix_own import part, shared_tokens
+from gpuwatch.probes.prefix_pressure import pressure
 from gpuwatch.probes.prefix_prompts import TAIL, Prompts, base_length, expected, longest
 from gpuwatch.probes.prefix_reading import NEEDS, send
 from gpuwatch.probes.prefix_verdict import OWN, Case, Measured, conclude
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 NAME = "prefix"
 DEPTHS = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8)
-AGES = (1.25, 1.0, 0.75, 0.5, 0.25)
-"""Parts of the pool that other prompts fill between a prompt and its repetition."""
 REPEATS_PER_RANK = 2
 LONGER = 8192 + TAIL // 2
 """Tokens of the prompt that is tried where a shorter one is never found: hybrid models have blocks of 4,096."""
@@ -52,26 +51,6 @@ class PrefixOptions:
     own: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Tokens of the pool that prompts took for good, in whole blocks.
-
-    A block that is not full is never found again, and some versions use it again before any other: whether it counts
-    (`most`) or not (`least`) is not known.
-    """
-
-    least: int = 0
-    most: int = 0
-
-    @classmethod
-    def by(cls, pool: Pool, tokens: int) -> Taken:
-        """Return what one prompt takes."""
-        return cls(tokens // pool.block * pool.block, pool.demand(tokens))
-
-    def __add__(self, other: Taken) -> Taken:
-        return Taken(self.least + other.least, self.most + other.most)
-
-
 @dataclass(slots=True)
 class Bench:
     """The state of one probe: what was sent and what was measured."""
@@ -92,6 +71,8 @@ class Bench:
     steps: int = 24
     tells: bool = False
     parting: Parting | None = None
+    since: int = 0
+    """Tokens of the pool that requests took at most since the whole common prompt was sent."""
 
     def ask(self, units: Units, salt: str = "", lora: str = "") -> Ask:
         """Return the request for a prompt; one token of output is enough to have it computed."""
@@ -101,12 +82,33 @@ class Bench:
         """Send requests, and remember whether the server tells what it found."""
         seen = send(self.run, asks, concurrency, tells=self.tells)
         self.tells = self.tells or seen.told
+        if self.pool is not None:
+            self.since += sum(self.pool.demand(self._length(ask) + 1) for ask in asks)
         return seen
+
+    def _length(self, ask: Ask) -> int:
+        if isinstance(ask.prompt, str):
+            return self.prompts.tokens(len(ask.prompt.split()))
+        return len(ask.prompt)
+
+    def keep(self) -> None:
+        """Send the common prompt again where others may have pushed it out of a small pool since it was sent.
+
+        A miss would else be the size of the pool, not the prompt that differs.
+        """
+        pool, whole = self.pool, self.prompts.tokens(len(self.base)) + 1
+        if pool is not None and self.since and self.since + pool.demand(whole) + pool.block > pool.usable:
+            self.send([self.ask(self.base)])
+            self.since = 0
 
     def case(self, name: str, units: Units, shared: int, salt: str = "", lora: str = "") -> Seen:
         """Send one prompt of which `shared` units were sent before, and note what was found of it."""
         self.run.report(len(self.cases), max(self.steps, len(self.cases) + 1), name)
+        if shared and units[:shared] == self.base[:shared] and not (salt or lora):
+            self.keep()
         seen = self.send([self.ask(units, salt, lora)])
+        if units == self.base and not (salt or lora):
+            self.since = 0
         self.note(name, seen, self.prompts.tokens(shared), 1)
         return seen
 
@@ -281,6 +283,7 @@ def _granularity(bench: Bench) -> None:
 
 def _found(bench: Bench, shared: int) -> int | None:
     """Return how much is found of a prompt that shares so many tokens and then goes on differently."""
+    bench.keep()
     units = bench.prompts.sharing(bench.base, shared, shared + 8)
     return bench.send([bench.ask(units)]).cached
 
@@ -348,56 +351,6 @@ def _own(bench: Bench) -> None:
     bench.note(OWN, seen, shared, 1, best)
 
 
-def _pressure(bench: Bench) -> None:
-    """Send other prompts until earlier ones are pushed out, and see which are still found, the youngest first."""
-    pool, size = bench.pool, bench.size
-    reading = bench.run.metrics()
-    if pool is None or size is None or reading is None or bench.once:
-        bench.skip("after other prompts", "needs the true sizes of the KV pool and of its blocks")
-        return
-    if reading.ranks() > 1:
-        bench.skip(
-            "after other prompts", f"{reading.ranks()} replicas have a pool each: which one is filled is not known"
-        )
-        return
-    need = round(max(AGES) * pool.usable)
-    if need > bench.options.fill:
-        bench.skip("after other prompts", f"{need:,} tokens would have to be sent: --fill {need}")
-        return
-    bench.steps = len(bench.cases) + 2 * len(AGES)
-    length = 2 * size + 1 if size > 1 else 64
-    witnesses: list[tuple[Units, Taken]] = []
-    sent = Taken()
-    for index, age in enumerate(AGES):
-        units = bench.prompts.fresh(bench.prompts.units(length))
-        if bench.send([bench.ask(units)]).ended:
-            return
-        sent += Taken.by(pool, length)
-        witnesses.append((units, sent))
-        younger = AGES[index + 1] if index + 1 < len(AGES) else 0.0
-        bench.run.report(len(bench.cases) + index, bench.steps, "filling the pool")
-        sent += _fill(bench, pool, round((age - younger) * pool.usable))
-    own = pool.demand(length) * len(AGES)
-    for units, then in reversed(witnesses):
-        least, most = sent.least - then.least, sent.most - then.most
-        seen = bench.send([bench.ask(units)])
-        tokens = bench.prompts.tokens(len(units))
-        whole = expected(tokens, tokens, size)
-        best = 0 if least >= pool.usable else whole if most + own <= pool.usable else None
-        bench.note(f"after {least:,} tokens of other prompts", seen, length, 0, best)
-
-
-def _fill(bench: Bench, pool: Pool, tokens: int) -> Taken:
-    """Send new prompts of `tokens` tokens in all; return what they took of the pool."""
-    longest = min(len(bench.base), max(1, pool.usable // 4))
-    lengths = [longest] * (tokens // longest)
-    lengths += [tokens % longest] if tokens % longest else []
-    asks = [bench.ask(bench.prompts.fresh(bench.prompts.units(length))) for length in lengths]
-    # Not only sent, but counted on the page: the counters have to be at rest before the next case.
-    bench.send(asks, min(bench.options.concurrency, 2))
-    return sum((Taken.by(pool, length) for length in lengths), Taken())
-
-
 _STEPS: tuple[Callable[[Bench], None], ...] = (
     _ends,
     _depths,
@@ -407,7 +360,7 @@ _STEPS: tuple[Callable[[Bench], None], ...] = (
     _lora,
     _together,
     _own,
-    _pressure,
+    pressure,
 )
 """What is tried once the same prompt was found.
 

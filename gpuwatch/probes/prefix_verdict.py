@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
-from gpuwatch.probes.prefix_own import moving, parted
+from gpuwatch.diagnosis.finding import Evidence, Finding
+from gpuwatch.probes.prefix_advice import PRESSURE, advice, after
+from gpuwatch.probes.prefix_own import parted
 from gpuwatch.probes.result import Result
 from gpuwatch.units import percent
 
@@ -23,10 +24,7 @@ FAST = 0.5
 """A first token in less than this part of the time speaks for a hit, where hits cannot be counted."""
 SOONER = 0.8
 """A first token in less than this part of the time is said to come sooner."""
-LONG_BLOCK = 64
-"""Tokens of a block from which it is worth filling it up."""
 OWN = "second of your prompts"
-PRESSURE = "tokens of other prompts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,7 @@ def conclude(run: Run, measured: Measured, stopped: str) -> Result:
         rows=tuple(_row(case, measured) for case in measured.cases),
         findings=_finding(run, measured) if answer == "never hits" else (),
         conclusion=(*_conclusion(measured, answer), *run.rate_limited()),
-        advice=tuple(_advice(run, measured, answer)),
+        advice=tuple(advice(run, measured, answer)),
     )
 
 
@@ -149,7 +147,7 @@ def verdict(measured: Measured) -> str:
     if not any(case.cached for case in known):
         return "never hits"
     if not known[0].cached:
-        return "by replica" if measured.ranks > 1 else "partly"
+        return "by replica"
     return "works" if _outcome(known[0], measured) in ("as expected", "more", "measured") else "partly"
 
 
@@ -194,10 +192,7 @@ def _conclusion(measured: Measured, answer: str) -> Iterator[str]:
         yield f"Prefix caching never hits: {_why_never(measured)[0]}"
         return
     if answer == "by replica":
-        yield (
-            f"The same prompt is found at some repetitions only: each of {measured.ranks} replicas has a cache of its "
-            "own, and repetitions go to another one."
-        )
+        yield _by_replica(measured, known=[case for case in measured.repeats if case.cached is not None])
         return
     works = "Prefix caching works" if answer == "works" else "Prefix caching finds less than it could"
     yield f"{works}: the same prompt finds {_of(same)}{_faster(measured)}."
@@ -210,6 +205,17 @@ def _conclusion(measured: Measured, answer: str) -> Iterator[str]:
     less = [case.name for case in measured.cases if _outcome(case, measured) == "less" and case.name != same.name]
     if less:
         yield f"Less than whole blocks would give: {', '.join(less)}."
+
+
+def _by_replica(measured: Measured, known: list[Case]) -> str:
+    hits = sum(1 for case in known if case.cached)
+    first = f"The same prompt is found at {hits} of {len(known)} repetitions only, all of them sent at once: "
+    if measured.ranks > 1:
+        return f"{first}each of {measured.ranks} replicas has a cache of its own, and repetitions go to another one."
+    return (
+        f"{first}so it is with several replicas behind this address, each with a cache of its own, when the router "
+        "does not send what begins alike to the same one."
+    )
 
 
 def _of(case: Case) -> str:
@@ -286,8 +292,8 @@ def _own(measured: Measured) -> Iterator[str]:
 
 def _pressure(measured: Measured) -> Iterator[str]:
     cases = [case for case in measured.cases if case.name.endswith(PRESSURE) and case.cached is not None]
-    kept = [_after(case) for case in cases if case.cached]
-    gone = [_after(case) for case in cases if not case.cached]
+    kept = [after(case) for case in cases if case.cached]
+    gone = [after(case) for case in cases if not case.cached]
     pool = f"the pool holds {measured.pool:,}" if measured.pool else "the pool's size is not known"
     if kept and gone and max(kept) < min(gone):
         yield f"A prompt is found after {max(kept):,} tokens of other prompts and gone after {min(gone):,}; {pool}."
@@ -295,10 +301,6 @@ def _pressure(measured: Measured) -> Iterator[str]:
         yield f"A prompt is still found after {max(kept):,} tokens of other prompts; {pool}."
     elif gone and not kept:
         yield f"A prompt is gone after {min(gone):,} tokens of other prompts already; {pool}."
-
-
-def _after(case: Case) -> int:
-    return int(case.name.split()[1].replace(",", ""))
 
 
 def _not_known(measured: Measured) -> str:
@@ -359,60 +361,7 @@ def _finding(run: Run, measured: Measured) -> tuple[Finding, ...]:
             f"{cause[0].upper()}{cause[1:]}",
             confidence,
             tuple(evidence),
-            tuple(_advice(run, measured, "never hits")),
+            tuple(advice(run, measured, "never hits")),
             since=round(run.started * 1000),
         ),
     )
-
-
-# What to change
-
-
-def _advice(run: Run, measured: Measured, answer: str) -> Iterator[Advice]:
-    if answer == "never hits":
-        yield from _switch_on(run, measured)
-    elif answer == "by replica":
-        yield Advice("route requests that share a beginning to the same replica")
-    elif answer in ("works", "partly"):
-        yield from _construction(measured)
-
-
-def _switch_on(run: Run, measured: Measured) -> Iterator[Advice]:
-    if measured.enabled is not False:
-        if measured.ranks > 1:
-            yield Advice("route requests that share a beginning to the same replica")
-        return
-    if run.server.engine == "sglang":
-        yield Advice("let the radix cache be", "--disable-radix-cache", "true", "(none)")
-    else:
-        yield Advice("switch prefix caching on", "--enable-prefix-caching", "false", "true")
-
-
-def _construction(measured: Measured) -> Iterator[Advice]:
-    """Say how requests have to be built for this cache, from what was measured."""
-    size = measured.size
-    if measured.parting is not None:
-        yield from moving(measured.parting)
-    if measured.cached("random head") == 0:
-        yield Advice(
-            "put what all requests share first (system prompt, tools, documents, examples) and what differs last: one "
-            "differing token at the start (a time, an id, a user's name) cost the whole prompt here"
-        )
-    if size is not None and size >= LONG_BLOCK:
-        yield Advice(
-            f"a difference costs everything from its block on: make the common beginning at least {size:,} tokens "
-            f"long, and fill it up to a multiple of {size:,} where it is a little short"
-        )
-    if measured.cached("another salt") == 0 and measured.cached("same salt"):
-        yield Advice("use one cache_salt for each tenant, not for each request")
-    if measured.cached("LoRA adapter, first time") == 0 and measured.cached("LoRA adapter, repeated"):
-        yield Advice("requests for different adapters share nothing: keep requests of one adapter together")
-    together = next((case for case in measured.cases if case.name.endswith("new, at the same moment")), None)
-    if together is not None and together.best and together.cached is not None and together.cached < together.best / 2:
-        yield Advice("send one request first and its companions after its first token, so that they find its blocks")
-    gone = [_after(case) for case in measured.cases if case.name.endswith(PRESSURE) and case.cached == 0]
-    if gone:
-        yield Advice(
-            f"a prompt that comes back after more than about {min(gone):,} tokens of others is computed again: give "
-            "the KV cache more memory, or send requests with a common beginning close together"
-        )

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.probes import truncation
 from gpuwatch.probes.client import ProbeError
-from gpuwatch.probes.limits import read_pool
-from gpuwatch.probes.ramp_verdict import advice, conclusion, expected, findings
+from gpuwatch.probes.limits import read_pool, read_setting
+from gpuwatch.probes.ramp_advice import advice
+from gpuwatch.probes.ramp_verdict import conclusion, expected, findings
+from gpuwatch.probes.refusal import Refused, refused
 from gpuwatch.probes.result import Result
-from gpuwatch.probes.truncation import Short, fate
-from gpuwatch.probes.wave import DANGEROUS, MOST_HELD, counted_alone, wave
+from gpuwatch.probes.truncation import Short, cut_at, fate
+from gpuwatch.probes.wave import DANGEROUS, ENDING, MOST_HELD, counted_alone, wave
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from gpuwatch.diagnosis.finding import Finding
-    from gpuwatch.probes.limits import Pool
+    from gpuwatch.probes.limits import Pool, PoolSetting
     from gpuwatch.probes.result import Figure
     from gpuwatch.probes.run import Run
     from gpuwatch.probes.truncation import Fate
@@ -29,6 +31,7 @@ UNKNOWN_LIMIT = 131_072
 """Longest prompt that is tried where the server does not say its limit."""
 RESERVE_BYTES = 256 << 20
 """GPU memory that is to stay free; less is taken for the edge."""
+WARM_UP_TOKENS = 16
 _MOST_POINTS = 64
 _READ = ("ok", "sequences", "queued", "preempted")
 """Waves of which every request was answered."""
@@ -47,6 +50,7 @@ class RampOptions:
         repeats: Waves per length; the figures are those of the median time to first token.
         to_the_end: Go on where the engine could die: prompts that can never fit, memory at its edge, server errors.
         ledger_tokens: Tokens that the memory ledger expects in the KV pool; None: not known.
+        told: Numbers of the engine's command line and log that decide on its pool, by the name of the fact.
     """
 
     concurrencies: tuple[int, ...] = (1, 2, 4)
@@ -57,6 +61,7 @@ class RampOptions:
     repeats: int = 1
     to_the_end: bool = False
     ledger_tokens: float | None = None
+    told: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -98,17 +103,29 @@ class Ramp:
     """The whole probe: a search at each concurrency.
 
     `whole` is the longest prompt of which all tokens were counted, `counts` whether the server counts prompt tokens
-    (None: not known yet).
+    (None: not known yet), `single` whether each piece of a stream is one token.
     """
 
     run: Run
     options: RampOptions
     pool: Pool | None
     gpu_before: float | None
+    setting: PoolSetting
     stopped: str = ""
     waves: int = 0
     whole: int = 0
     counts: bool | None = None
+    single: bool = False
+
+    def warm_up(self) -> None:
+        """Send one short request, and see by the server's count whether a piece of its stream is one token.
+
+        It may be several: with speculative decoding, with an interval of streaming, behind some gateways.
+        """
+        words = self.run.vocabulary.prompt(64, f"warm-up {self.run.started}")
+        reply = self.run.ask(words, min(WARM_UP_TOKENS, max(4, self.options.output)), ignore_eos=True)
+        pieces, tokens = len(reply.token_times), reply.completion_tokens
+        self.single = tokens is not None and tokens - 1 <= pieces  # the last one may have no text and no piece
 
     def search(self) -> list[Search]:
         """Search at each concurrency until something forbids to go on."""
@@ -148,31 +165,58 @@ class Ramp:
         length = min(self.options.first, search.cap)
         while True:
             point = self._measure(search, length)
-            if point.outcome == "stopped" or point.broken or point.outcome == "limited":
+            if point.broken or point.outcome in ENDING:
                 search.bad = point
                 self._must_stop(point)
+                self._revise(search)
                 return
             search.good = point
+            if self._revise(search):
+                return
             if length >= search.cap or self._near_the_edge(search):
                 return
             length = min(length * 2, search.cap)
 
     def _bisect(self, search: Search) -> None:
-        assert search.bad is not None
-        low, high = search.carried, search.bad.prompt_tokens
         step = self.resolution(search.cap)
-        while high - low > step and not self.stopped:
-            middle = (low + high) // 2
-            point = self._measure(search, middle)
-            if point.outcome in ("stopped", "limited"):
+        while not self.stopped:
+            assert search.bad is not None
+            low, high = search.good.sent_tokens if search.good is not None else 0, search.bad.sent_tokens
+            if high - low <= step:
+                return
+            point = self._measure(search, (low + high) // 2)
+            if point.outcome in ENDING:
                 self._must_stop(point)
                 return
             if point.broken:
-                search.bad, high = point, middle
-                if self._must_stop(point):
-                    return
+                search.bad = point
+                self._must_stop(point)
             else:
-                search.good, low = point, middle
+                search.good = point
+            self._revise(search)
+
+    def _revise(self, search: Search) -> bool:
+        """Judge texts again once another length shows that they were cut; return whether it does.
+
+        A text's length is an estimate: that a little of it was cut off shows only when a longer one counts the same.
+        """
+        if self.run.vocabulary.exact:
+            return False
+        read = [(place, point) for place, point in enumerate(search.points) if point.outcome in (*_READ, "cut")]
+        limit = cut_at((p.sent_tokens, p.counted_tokens) for _, p in read if p.counted_tokens is not None)
+        if limit is None:
+            return False
+        for place, point in read:
+            if point.counted_tokens == limit and point.outcome != "cut":
+                sent = point.sent_tokens
+                detail = f"sent {sent:,} tokens, the server counts {limit:,}, as of other lengths"
+                search.points[place] = replace(point, outcome="cut", prompt_tokens=sent, detail=detail)
+        whole = [point for point in search.points if point.outcome in ("ok", "sequences")]
+        search.good = max(whole, key=lambda point: point.sent_tokens, default=None)
+        broken = [point for point in search.points if point.broken]
+        search.bad = min(broken, key=lambda point: point.sent_tokens, default=search.bad)
+        self.whole = min(self.whole, search.good.sent_tokens if search.good is not None else 0)
+        return True
 
     def resolution(self, cap: int) -> int:
         """Return the tokens to which the breaking point is found."""
@@ -189,8 +233,17 @@ class Ramp:
             name = f"{self.run.seed}/{self.run.started}/{self.waves}"
             output = self.options.output
             room = self.room(search.concurrency)
-            points.append(wave(self.run, length, search.concurrency, output, room=room, pool=self.pool, name=name))
-            points[-1] = self._read_whole(points[-1], length, name)
+            seen = wave(
+                self.run,
+                length,
+                search.concurrency,
+                output,
+                room=room,
+                pool=self.pool,
+                name=name,
+                single=self.single,
+            )
+            points.append(self._read_whole(seen, length, name))
             if points[-1].outcome not in ("ok", "sequences"):
                 break
         point = points[-1]
@@ -231,8 +284,9 @@ class Ramp:
 
     def _must_stop(self, point: Point) -> bool:
         """Note why nothing more is sent after `point`; return whether it is so."""
-        if point.outcome in ("stopped", "limited") or self.run.over:
-            self.stopped = self.stopped or self.run.over or point.detail
+        if point.outcome in ENDING or self.run.over:
+            login = f"the login was refused ({point.detail})" if point.outcome == "login" else ""
+            self.stopped = self.stopped or self.run.over or login or point.detail
         elif point.outcome in DANGEROUS and not self.options.to_the_end:
             self.stopped = f"the server failed ({point.detail}); nothing more is sent, so that it survives"
         return bool(self.stopped)
@@ -259,12 +313,14 @@ class Ramp:
 
 def probe(run: Run, options: RampOptions) -> Result:
     """Find how long prompts may be at each concurrency, and measure the way there."""
-    pool = read_pool(run.metrics(), run.server.engine)
+    reading = run.metrics()
+    pool = read_pool(reading, run.server.engine)
     _check_room(run, options, pool)
     gpus = run.gpu_memory()
-    ramp = Ramp(run, options, pool, max((used for used, _ in gpus.values()), default=None))
+    before = max((used for used, _ in gpus.values()), default=None)
+    ramp = Ramp(run, options, pool, before, read_setting(reading, options.told, gpus))
     run.report(0, ramp.expected_waves(), "warm-up")
-    run.ask(run.vocabulary.prompt(64, f"warm-up {run.started}"), 4, ignore_eos=True)
+    ramp.warm_up()
     searches = ramp.search()
     points = [point for search in searches for point in search.points]
     return Result(
@@ -278,6 +334,7 @@ def probe(run: Run, options: RampOptions) -> Result:
         findings=(
             *findings(run, pool, max((p.prompt_tokens + options.output for p in points if p.begun), default=0)),
             *_truncation(run, points, options.output),
+            *_refused(ramp, searches),
         ),
         conclusion=tuple(conclusion(ramp, searches)),
         advice=tuple(advice(ramp, searches)),
@@ -294,6 +351,20 @@ def _truncation(run: Run, points: list[Point], output: int) -> tuple[Finding, ..
             shortest[point.concurrency] = Short(point.prompt_tokens, point.counted_tokens, kind)
     whole = max((point.prompt_tokens for point in points if point.begun and point.counted_tokens), default=None)
     return truncation.finding(run, list(shortest.values()), whole, output)
+
+
+def _refused(ramp: Ramp, searches: list[Search]) -> Iterator[Finding]:
+    """Judge requests that are refused although they are within the length that the server states."""
+    stated = ramp.run.server.max_model_len
+    for search in searches:
+        bad, more = search.bad, ramp.options.output + ramp.room(search.concurrency)
+        if bad is None or stated is None or bad.outcome != "refused" or bad.sent_tokens + more > stated:
+            continue
+        low, step = search.good, ramp.resolution(search.cap)
+        found = low is not None and bad.sent_tokens - low.sent_tokens <= step
+        request = Refused(bad.sent_tokens, more, bad.detail, bad.sent_bytes, ramp.run.vocabulary.exact)
+        yield refused(ramp.run, request, search.carried + more if low else None, step if found else None)
+        return
 
 
 def _check_room(run: Run, options: RampOptions, pool: Pool | None) -> None:

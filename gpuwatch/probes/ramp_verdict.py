@@ -35,6 +35,10 @@ _HOW = {
     "failed": "the server failed",
     "lost": "the connection was lost",
 }
+_HELD_UP = (
+    "Where not all ran at the same time, times to first token hold the wait for requests that the probe itself kept "
+    "going, for up to {room:,} further tokens: they are not those of the server."
+)
 _CAPS = {
     "context": "the longest that leaves room for the answer",
     "held": "the longest that leaves room for the answer and for the {room:,} tokens that a request may generate while "
@@ -50,12 +54,14 @@ def conclusion(ramp: Ramp, searches: Sequence[Search]) -> Iterator[str]:
     for search in searches:
         who = "One request" if search.concurrency == 1 else f"{search.concurrency} requests at once"
         if search.sequences is not None:
-            yield from _too_few(search, search.sequences)
+            yield from _too_few(ramp, search, search.sequences)
         elif search.bad is not None and search.bad.broken:
             how = _HOW[search.bad.outcome]
             detail = f" ({search.bad.detail})" if search.bad.detail and search.bad.outcome != "queued" else ""
             carried = f"up to {search.carried:,} tokens go well" if search.carried else "no tried length went well"
             yield f"{who}: {carried}; at {search.bad.prompt_tokens:,} {how}{detail}."
+            if held_up(ramp, search):
+                yield _HELD_UP.format(room=ramp.room(search.concurrency))
         elif search.carried:
             yield f"{who}: every length up to {search.carried:,} tokens goes well{_end(ramp, search)}."
         elif search.points:
@@ -84,12 +90,23 @@ def _seen(ramp: Ramp, points: Sequence[Point]) -> Iterator[str]:
         )
     elif ramp.counts is False:
         yield "The server counts no prompt tokens: whether it read every prompt whole cannot be seen."
+    if any(point.uncounted for point in points):
+        yield (
+            "The server does not count the tokens of its answers as they come, and a piece of its stream may hold "
+            "several: waves without a count have no decode and output rates."
+        )
     yield from ramp.run.rate_limited()
     if any(point.limited for point in points):
         yield "Waves in which requests were sent back have no prefill and output rates: their seconds hold the pauses."
 
 
-def _too_few(search: Search, most: Point) -> Iterator[str]:
+def held_up(ramp: Ramp, search: Search) -> bool:
+    """Return whether requests waited for others that the probe itself kept going."""
+    waited = any(point.outcome in ("sequences", "queued") and point.ttft is not None for point in search.points)
+    return waited and ramp.room(search.concurrency) > 0
+
+
+def _too_few(ramp: Ramp, search: Search, most: Point) -> Iterator[str]:
     """Say that the server never ran all requests at once, whatever room the pool had."""
     ran = "not all of them ran" if most.running is None else f"at most {most.running:.0f} ran"
     yield (
@@ -97,6 +114,8 @@ def _too_few(search: Search, most: Point) -> Iterator[str]:
         "sequences is limited by the server (--max-num-seqs, --max-running-requests). What so many requests need of "
         "the pool is not known."
     )
+    if held_up(ramp, search):
+        yield _HELD_UP.format(room=ramp.room(search.concurrency))
     bad = search.bad
     if bad is None or not bad.broken:
         yield f"All were answered up to {search.carried:,} tokens, one after the other."
@@ -153,33 +172,6 @@ def _speed(searches: Sequence[Search]) -> Iterator[str]:
             f"at {last.prompt_tokens:,}; prefill goes from {first.prefill_rate:,.0f} to {last.prefill_rate:,.0f} "
             "tokens/s."
         )
-
-
-def advice(ramp: Ramp, searches: Sequence[Search]) -> Iterator[Advice]:
-    """Yield what to change where the pool was too small."""
-    sglang = ramp.run.server.engine == "sglang"
-    limit = ramp.run.server.max_model_len
-    for search in searches:
-        bad = search.bad
-        if bad is None or bad.outcome not in ("queued", "preempted") or ramp.pool is None or search.sequences:
-            continue
-        wanted = ramp.pool.demand(limit or search.cap + ramp.options.output)
-        fits = ramp.pool.ranks * (ramp.pool.usable // wanted) if wanted else 0
-        fewer = 1 <= fits < search.concurrency
-        if fewer:
-            yield Advice(
-                f"for requests of full length ({wanted:,} tokens): admit as many as the pool of "
-                f"{ramp.pool.tokens:,} tokens holds",
-                "--max-running-requests" if sglang else "--max-num-seqs",
-                None,
-                str(fits),
-            )
-        yield Advice(
-            f"{'or ' if fewer else ''}make the pool larger: {search.concurrency} requests of full length need "
-            f"{wanted * search.concurrency:,} tokens (more memory for it, an 8-bit KV cache, more GPUs)",
-            "--mem-fraction-static" if sglang else "--gpu-memory-utilization",
-        )
-        return
 
 
 def findings(run: Run, pool: Pool | None, accepted: int = 0) -> tuple[Finding, ...]:

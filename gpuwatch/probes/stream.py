@@ -12,6 +12,8 @@ from typing import Any
 
 LONGEST_LINE = 4 * 2**20
 ERROR_CHARACTERS = 200
+MOST_CHARACTERS = 2**16
+"""Longest text of an error that is looked at; it is shortened once what was sent is cut out of it."""
 
 
 def one_line(text: str, most: int = ERROR_CHARACTERS) -> str:
@@ -21,9 +23,12 @@ def one_line(text: str, most: int = ERROR_CHARACTERS) -> str:
 
 
 def error_text(document: Any) -> str:
-    """Return what an error document says: OpenAI's, FastAPI's and plain forms; empty where it says nothing."""
+    """Return what an error document says: OpenAI's, FastAPI's and plain forms; empty where it says nothing.
+
+    It is whole: what the server repeats of the request has to be cut out before it is shortened.
+    """
     if isinstance(document, str):
-        return one_line(document)
+        return one_line(document, MOST_CHARACTERS)
     if isinstance(document, list):
         return error_text(document[0]) if document else ""
     if not isinstance(document, dict):
@@ -41,6 +46,7 @@ class Events:
     Attributes:
         texts: The pieces of the completion, in order.
         times: When each piece came, in the time given to `feed`.
+        first_tokens: Tokens in the first piece, 1 where the server does not count as it goes.
         usage: The newest ``usage`` object of the server, empty where it sent none.
         error: What the server reported instead of going on, or what is wrong with the stream; empty: nothing.
         finished: Whether the last event came.
@@ -49,6 +55,7 @@ class Events:
 
     texts: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    first_tokens: int = 1
     usage: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     finished: bool = False
@@ -110,8 +117,24 @@ class Events:
         if text or not reason:
             self.texts.append(text)
             self.times.append(now)
+            if len(self.times) == 1:
+                self.first_tokens = max(1, self.count("completion_tokens") or 1)
         if isinstance(reason, str):
             self._reason = reason
+
+    @property
+    def counts(self) -> bool:
+        """Whether `usage` was filled in: no prompt has 0 tokens, and no text that came has.
+
+        Gateways that count nothing send zeros.
+        """
+        nothing = self.count("completion_tokens") == 0 and any(self.texts)
+        return not nothing and self.count("prompt_tokens") != 0
+
+    @property
+    def generated(self) -> int:
+        """Tokens so far as the server counts them, the pieces where it does not count as it goes."""
+        return max(len(self.times), self.count("completion_tokens") or 0)
 
     def count(self, *path: str) -> int | None:
         """Return a number of `usage`, such as ``count("prompt_tokens")``; None where the server does not say it."""

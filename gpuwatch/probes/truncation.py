@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from gpuwatch.probes.client import Server
     from gpuwatch.probes.exchange import Reply
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 TEXT_TOLERANCE = 0.1
 """Share by which text prompts may be off from what their words should cost; random sentences vary less."""
+TEXT_ERROR = 0.03
+"""Share by which two texts differ in length, however their words fall."""
 _FLAGS = {"vllm": "--max-model-len", "sglang": "--context-length"}
 Fate: TypeAlias = Literal["whole", "cut", "ignored", "not counted"]
 """All tokens were counted; fewer than were sent; not one token was generated; the server counts nothing."""
@@ -38,6 +40,18 @@ def fate(reply: Reply, sent: int, *, exact: bool) -> Fate:
         return "not counted"
     least = sent if exact else round(sent * (1 - TEXT_TOLERANCE))
     return "whole" if reply.prompt_tokens >= least else "cut"
+
+
+def cut_at(prompts: Iterable[tuple[int, int]]) -> int | None:
+    """Return the tokens to which prompts of text are cut: what the server counts of two different lengths alike.
+
+    `prompts` are tokens sent, as estimated, and counted. None: no two are alike.
+    """
+    seen: dict[int, int] = {}
+    for sent, counted in sorted(prompts):
+        if sent > seen.setdefault(counted, sent) * (1 + TEXT_ERROR):
+            return counted
+    return None
 
 
 def finding(run: Run, short: Sequence[Short], whole: int | None, output: int) -> tuple[Finding, ...]:

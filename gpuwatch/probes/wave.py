@@ -32,6 +32,7 @@ Outcome: TypeAlias = Literal[
     "refused",
     "timeout",
     "limited",
+    "login",
     "failed",
     "lost",
     "stopped",
@@ -43,6 +44,8 @@ cut: fewer prompt tokens were counted than were sent; ignored: an answer without
 
 BROKEN = frozenset({"queued", "preempted", "cut", "ignored", "refused", "timeout", "failed", "lost"})
 DANGEROUS = frozenset({"failed", "lost"})
+ENDING = frozenset({"stopped", "limited", "login"})
+"""What says nothing about the length, and ends the probe: its own end, a rate limit that stays, a refused login."""
 MOST_HELD = 1024
 """Tokens that a request generates at most while it waits for the others."""
 LINGER_SECONDS = 0.5
@@ -53,9 +56,11 @@ LINGER_SECONDS = 0.5
 class Point:
     """What one wave measured. None: not measured or not told. Times in seconds, rates in tokens per second.
 
+    `sent_tokens` is the length that was meant; `prompt_tokens` is what the server counts of it where all were read.
     `held_tokens` are prompt and generated tokens of the longest request, `counted_tokens` the least prompt tokens that
-    the server counted of a request. `limited` is how often a rate limit made requests wait: such a wave has no rates,
-    because the waiting is in its seconds. `ran_on`: the server ignores max_tokens.
+    the server counted of a request, `sent_bytes` the size of the largest body. `limited` is how often a rate limit made
+    requests wait: such a wave has no rates, because the waiting is in its seconds. `ran_on`: the server ignores
+    max_tokens. `uncounted`: how many tokens came is not known, so there are no rates of decoding and output.
     """
 
     concurrency: int
@@ -76,7 +81,10 @@ class Point:
     cached_tokens: int | None = None
     counted_tokens: int | None = None
     limited: int = 0
+    uncounted: bool = False
     ran_on: bool = False
+    sent_tokens: int = 0
+    sent_bytes: int = 0
 
     @property
     def broken(self) -> bool:
@@ -113,7 +121,7 @@ class Point:
 
 
 class _Hold:
-    """Lets requests end together: none before all of them have generated `output` pieces, or have failed."""
+    """Lets requests end together: none before all of them have generated `output` tokens, or have failed."""
 
     def __init__(self, requests: int, output: int, linger: float) -> None:
         self._missing = set(range(requests))
@@ -121,16 +129,34 @@ class _Hold:
         self._lock = threading.Lock()
         self._together: float | None = None
         self.poke = threading.Event()
+        self.over, self.looked = False, False
+        """Whether a request has ended, and whether the page was looked at when all were there."""
 
     def enough(self, index: int) -> Callable[[int], bool]:
-        def check(pieces: int) -> bool:
-            if pieces >= self._output:
+        def check(tokens: int) -> bool:
+            if tokens >= self._output:
                 self.arrive(index)
             with self._lock:
                 at = self._together
-            return at is not None and pieces >= self._output and time.monotonic() >= at + self._linger
+            return at is not None and tokens >= self._output and time.monotonic() >= at + self._linger
 
         return check
+
+    def noticed(self, index: int) -> Callable[[int], bool]:
+        """Return what holds nothing and ends nothing, and has the page looked at once all were there."""
+
+        def check(tokens: int) -> bool:
+            if tokens >= min(2, self._output):  # the page shows the step before: the prompt is whole in it then
+                self.arrive(index)
+            return False
+
+        return check
+
+    def ended(self, index: int) -> None:
+        """Take note of the end of a request."""
+        with self._lock:
+            self.over = True
+        self.arrive(index)
 
     def arrive(self, index: int) -> None:
         with self._lock:
@@ -139,11 +165,12 @@ class _Hold:
                 self._together = time.monotonic()
                 self.poke.set()
 
-    def seen(self, began: float) -> None:
-        """Take note of a look at the page; one that began when all were there is enough."""
+    def seen(self, began: float, *, read: bool) -> None:
+        """Take note of a look at the page that is over; one that began when all were there is enough."""
         with self._lock:
             if self._together is not None and began >= self._together:
                 self._linger = 0.0
+                self.looked = self.looked or (read and not self.over)
 
     def give_up(self) -> None:
         """Hold no longer: it is certain that not all will be there at the same time."""
@@ -163,7 +190,7 @@ class _Shut:
         self._before = False
 
     def look(self, reading: Reading | None, began: float) -> None:
-        self._hold.seen(began)
+        self._hold.seen(began, read=reading is not None)
         if reading is None:
             return
         usage, waiting = reading.least("kv_cache_usage_ratio"), reading.total("requests_waiting")
@@ -180,7 +207,17 @@ def _full(usage: float, pool: Pool, tokens: int) -> bool:
     return (1 - usage) * pool.usable < pool.demand(tokens)
 
 
-def wave(run: Run, tokens: int, concurrency: int, output: int, *, room: int, pool: Pool | None, name: str) -> Point:
+def wave(
+    run: Run,
+    tokens: int,
+    concurrency: int,
+    output: int,
+    *,
+    room: int,
+    pool: Pool | None,
+    name: str,
+    single: bool = True,
+) -> Point:
     """Send `concurrency` different prompts of `tokens` tokens at once and return what was seen.
 
     Each request generates `output` tokens; where there are several, those that come first go on until the last one is
@@ -194,19 +231,20 @@ def wave(run: Run, tokens: int, concurrency: int, output: int, *, room: int, poo
         room: Most further tokens that a request may generate while it is held.
         pool: The KV pool, where it is known.
         name: Makes the prompts of this wave different from those of others.
+        single: Whether each piece of this server's streams is one token.
     """
     held = min(room, MOST_HELD) if concurrency > 1 else 0
     hold = _Hold(concurrency, output, LINGER_SECONDS if run.server.has_metrics else 0.0)
     asks = []
     for index in range(concurrency):
         ask = run.make(run.vocabulary.prompt(tokens, f"{name}/{index}"), output + max(0, held), ignore_eos=True)
-        asks.append(replace(ask, enough=hold.enough(index)) if held > 0 else ask)
+        asks.append(replace(ask, enough=hold.enough(index) if held > 0 else hold.noticed(index)))
 
     def send(index: int) -> Reply:
         try:
             return run.send(asks[index])
         finally:
-            hold.arrive(index)
+            hold.ended(index)
 
     before = run.metrics()
     shut = _Shut(hold, pool, tokens, before.total("preemptions_total") if before is not None else None)
@@ -216,12 +254,15 @@ def wave(run: Run, tokens: int, concurrency: int, output: int, *, room: int, poo
         else:
             with ThreadPoolExecutor(concurrency, thread_name_prefix="wave") as threads:
                 replies = list(threads.map(send, range(concurrency)))
+    if concurrency == 1 and not hold.looked:
+        peaks.kv_usage = None  # all looks came before the prompt was whole in the pool
     after = run.metrics()
     preempted = None
     if before is not None and after is not None:
         first, last = before.total("preemptions_total"), after.total("preemptions_total")
         preempted = None if first is None or last is None else max(0, round(last - first))
-    return judge(replies, tokens, peaks, preempted=preempted, pool=pool, over=run.over, exact=run.vocabulary.exact)
+    exact = run.vocabulary.exact
+    return judge(replies, tokens, peaks, preempted=preempted, pool=pool, over=run.over, exact=exact, single=single)
 
 
 def counted_alone(run: Run, tokens: int, name: str) -> Reply:
@@ -241,8 +282,13 @@ def judge(
     pool: Pool | None,
     over: str = "",
     exact: bool = False,
+    single: bool = True,
 ) -> Point:
-    """Return what the replies of one wave say together; `exact`: prompts had `tokens` tokens, not about so many."""
+    """Return what the replies of one wave say together.
+
+    `exact`: prompts had `tokens` tokens, not about so many. `single`: pieces are tokens, so they can be counted where
+    the server did not say how many tokens came.
+    """
     outcome, detail = _outcome(replies, tokens, peaks, preempted, pool, over=over, exact=exact)
     good = [reply for reply in replies if reply.answered and reply.first_token is not None]
     ttfts = [reply.ttft for reply in good if reply.ttft is not None]
@@ -250,7 +296,8 @@ def judge(
     first_tokens = max((reply.first_token for reply in good if reply.first_token is not None), default=0.0) - started
     counted = [reply.prompt_tokens for reply in good if reply.prompt_tokens is not None]
     length = round(median(counted)) if counted and outcome not in ("cut", "ignored") else tokens
-    rates = [rate for reply in good if (rate := reply.decode_rate) is not None]
+    known = single or all(reply.completion_tokens is not None for reply in good)
+    rates = [rate for reply in good if known and (rate := reply.decode_rate) is not None]
     limited = sum(reply.pauses for reply in replies)
     if limited and not detail:
         detail = f"{limited} sent back by a rate limit: no rates"
@@ -266,19 +313,24 @@ def judge(
         ttft_most=max(ttfts, default=None),
         prefill_rate=length * len(good) / first_tokens if undisturbed and first_tokens > 0 else None,
         decode_rate=median(rates) if rates else None,
-        output_rate=sum(reply.generated for reply in good) / seconds if good and seconds > 0 and not limited else None,
+        output_rate=sum(reply.generated for reply in good) / seconds
+        if good and known and seconds > 0 and not limited
+        else None,
         kv_usage=peaks.kv_usage,
         running=peaks.running,
         preemptions=preempted,
         held_tokens=max((length + reply.generated for reply in good), default=None)
-        if len(good) == len(replies)
+        if known and len(good) == len(replies)
         else None,
         gpu_bytes=fullest[0] if fullest else None,
         gpu_size=fullest[1] if fullest else None,
         cached_tokens=max((reply.cached_tokens for reply in good if reply.cached_tokens is not None), default=None),
         counted_tokens=min(counted, default=None),
         limited=limited,
+        uncounted=bool(good) and not known,
         ran_on=any(reply.ran_on for reply in replies),
+        sent_tokens=tokens,
+        sent_bytes=max(reply.sent_bytes for reply in replies),
     )
 
 
@@ -292,7 +344,7 @@ def _outcome(
     over: str,
     exact: bool,
 ) -> tuple[Outcome, str]:
-    for kind in ("lost", "failed", "refused", "timeout", "limited"):
+    for kind in ("lost", "failed", "login", "refused", "timeout", "limited"):
         bad = [reply for reply in replies if reply.kind == kind and not reply.ran_on]
         if bad and not (over and kind == "timeout"):
             share = "" if len(replies) == 1 else f"{len(bad)} of {len(replies)}: "

@@ -133,7 +133,10 @@ class Compiler:
         assert isinstance(node, Subquery)
         if node.range // (node.step or self._scope.default_step) > MOST_STEPS:
             raise PromQLError(f"the subquery has more than {MOST_STEPS} steps")
-        ahead = any(isinstance(part, (Selector, Subquery)) and part.offset < 0 for part in walk(node.expr))
+        ahead = any(
+            isinstance(part, (Selector, Subquery)) and (part.offset < 0 or part.at is not None)
+            for part in walk(node.expr)
+        )
         return SubqueryOp(self._scope, self.vector(node.expr), node, ahead=ahead)
 
     def _source(self, selector: Selector) -> Source:
@@ -144,7 +147,7 @@ class Compiler:
 
     def _make(self, node: Node) -> VectorOp:
         if isinstance(node, Selector):
-            return SelectorOp(self._scope, self._source(node), node.offset)
+            return SelectorOp(self._scope, self._source(node), node)
         if isinstance(node, Negate):
             return ValuesOp(self._scope, _negative, self.vector(node.expr), ())
         if isinstance(node, Aggregate):

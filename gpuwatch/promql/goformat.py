@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 import re
+
+from gpuwatch.promql.gotime import Named, moment
 
 _VERB = re.compile(r"%(?P<flags>[-+# 0]*)(?P<width>\d+)?(?:\.(?P<precision>\d+)?)?(?P<verb>.)?", re.DOTALL)
 _WORD_START = re.compile(r"(?<![A-Za-z0-9_])[a-z]")
@@ -75,14 +76,18 @@ def _formatted(found: re.Match[str], value: object) -> str:
     verb = found["verb"]
     precision = int(found["precision"] or 0) if "." in found[0] else None
     text: str | None = None
+    if value is None:
+        return "<nil>" if verb == "v" else f"%!{verb}(<nil>)"
     if verb == "v":
         text = show(value)
     elif isinstance(value, bool):
         text = show(value) if verb == "t" else None
     elif isinstance(value, float):
         text = _float(value, verb, precision)
+    elif isinstance(value, Named) and verb in "sq":
+        text = _string(str(value), verb)
     elif isinstance(value, int):
-        text = f"{value:{verb}}" if verb in "dxXob" else None
+        text = chr(value) if verb == "c" else f"{int(value):{verb}}" if verb in "dxXob" else None
     elif isinstance(value, str):
         text = _string(value if precision is None else value[:precision], verb)
     if text is None:
@@ -192,13 +197,13 @@ def _clock(seconds: float) -> str:
 
 
 def humanize_timestamp(value: float) -> str:
-    """Return seconds since the epoch as Go prints a time in UTC."""
-    try:
-        moment = dt.datetime.fromtimestamp(value, dt.timezone.utc)
-    except (ValueError, OverflowError, OSError):
-        return general(value, 4)
-    fraction = f".{moment.microsecond:06d}".rstrip("0").rstrip(".")
-    return f"{moment:%Y-%m-%d %H:%M:%S}{fraction} +0000 UTC"
+    """Return seconds since the epoch as Go prints a time in UTC.
+
+    Raises:
+        ValueError: It does not fit into 64 bits of nanoseconds.
+    """
+    at = moment(value)
+    return general(value, 4) if at is None else str(at)
 
 
 def title(text: str) -> str:

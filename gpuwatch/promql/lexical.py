@@ -63,8 +63,8 @@ def _check(kind: str, word: str, seen: list[str], stack: list[tuple[str, str]]) 
         raise PromQLError(f"a duration such as {word} as a number needs Prometheus 2.54 or newer; write seconds")
     if is_duration and (kind == "number" or word.lower() in ("nan", "inf")):
         raise PromQLError(f"{word} is not a duration; write a unit, such as {word}s")
-    if word == "@":
-        raise PromQLError("the @ modifier is not supported")
+    if word == "-" and seen[-1] == "@":
+        raise PromQLError("a time before 1970 behind @ is not supported")
     if kind == "string" and (bracket == "{" or owner.lower() in _GROUPING) and seen[-1] in ("{", "(", ","):
         raise PromQLError(f"a quoted name such as {word} needs Prometheus 3.0 or newer")
     if word == "$":

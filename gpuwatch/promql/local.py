@@ -8,6 +8,7 @@ import numpy as np
 
 from gpuwatch.promql.compiler import Compiler
 from gpuwatch.promql.labels import NO_LABELS
+from gpuwatch.promql.nodes import bound, floating
 from gpuwatch.promql.plan import MOST_STEPS, Plan, parse
 from gpuwatch.promql.select import ScalarOp, Scope, VectorOp
 from gpuwatch.promql.values import PromQLError, RangeSeries, Vector
@@ -31,7 +32,8 @@ class LocalQuerier:
 
     def __init__(self, store: Store, semantics: Literal["3", "2"] = "3", *, default_step_ms: int = 60_000) -> None:
         self.store = store
-        self._compiler = Compiler(Scope(store, semantics == "3", default_step_ms))
+        self._scope = Scope(store, semantics == "3", default_step_ms)
+        self._compiler = Compiler(self._scope)
         self._prepared: dict[str | Plan, VectorOp | ScalarOp] = {}
 
     def instant(self, expr: str | Plan, time: int) -> Vector:
@@ -40,7 +42,7 @@ class LocalQuerier:
         Raises:
             PromQLError: `expr` is refused, has no vector or scalar as its value, or fails on the present samples.
         """
-        operator = self._operator(expr)
+        operator = self._operator(expr, time, time)
         with np.errstate(all="ignore"):
             return _evaluate(operator, time)
 
@@ -54,7 +56,7 @@ class LocalQuerier:
             raise PromQLError("the step of a range query must be positive")
         if (end - start) // step >= MOST_STEPS:
             raise PromQLError(f"the range query has more than {MOST_STEPS} steps")
-        operator = self._operator(expr)
+        operator = self._operator(expr, start, end)
         series: dict[Labels, tuple[list[int], list[float]]] = {}
         with np.errstate(all="ignore"):
             for time in range(start, end + 1, step):
@@ -64,23 +66,27 @@ class LocalQuerier:
                     values.append(value)
         return tuple(RangeSeries(labels, tuple(times), tuple(values)) for labels, (times, values) in series.items())
 
-    def _operator(self, expr: str | Plan) -> VectorOp | ScalarOp:
+    def _operator(self, expr: str | Plan, start: int, end: int) -> VectorOp | ScalarOp:
         operator = self._prepared.get(expr)
         if operator is None:
+            plan = parse(expr) if isinstance(expr, str) else expr
+            if floating(plan.root):  # what it means changes with every query, so nothing of it is kept
+                return _prepare(Plan(plan.text, bound(plan.root, start, end)), Compiler(self._scope))
             if len(self._prepared) >= _MOST_PLANS:
                 self._prepared.clear()
                 self._compiler.clear()
-            operator = self._prepared[expr] = self._prepare(parse(expr) if isinstance(expr, str) else expr)
+            operator = self._prepared[expr] = _prepare(plan, self._compiler)
         return operator
 
-    def _prepare(self, plan: Plan) -> VectorOp | ScalarOp:
-        if plan.kind in ("matrix", "string"):
-            what = "a range vector" if plan.kind == "matrix" else "a string"
-            raise PromQLError(f"{plan.text.strip()}: {what} is not a value that can be shown")
-        try:
-            return self._compiler.scalar(plan.root) if plan.kind == "scalar" else self._compiler.vector(plan.root)
-        except PromQLError as error:
-            raise PromQLError(f"{plan.text.strip()}: {error}") from None
+
+def _prepare(plan: Plan, compiler: Compiler) -> VectorOp | ScalarOp:
+    if plan.kind in ("matrix", "string"):
+        what = "a range vector" if plan.kind == "matrix" else "a string"
+        raise PromQLError(f"{plan.text.strip()}: {what} is not a value that can be shown")
+    try:
+        return compiler.scalar(plan.root) if plan.kind == "scalar" else compiler.vector(plan.root)
+    except PromQLError as error:
+        raise PromQLError(f"{plan.text.strip()}: {error}") from None
 
 
 def _evaluate(operator: VectorOp | ScalarOp, time: int) -> Vector:

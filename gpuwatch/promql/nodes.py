@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from gpuwatch.model import NAME
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from gpuwatch.store.matchers import Matcher
 
+At: TypeAlias = "int | Literal['start', 'end'] | None"
 Kind: TypeAlias = Literal["scalar", "vector", "matrix", "string"]
 
 COMPARISONS = frozenset({"==", "!=", ">", "<", ">=", "<="})
@@ -41,10 +42,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """An instant selector; `offset` in milliseconds. The metric name is one of the matchers."""
+    """An instant selector; `offset` in milliseconds. The metric name is one of the matchers.
+
+    `at` is the time that the modifier ``@`` names, in milliseconds, or the first or last time of the whole query.
+    """
 
     matchers: tuple[Matcher, ...]
     offset: int = 0
+    at: At = None
 
     @property
     def name(self) -> str | None:
@@ -62,12 +67,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Subquery:
-    """An expression evaluated at steps over `range`; all in milliseconds, step 0 is the default step."""
+    """An expression evaluated at steps over `range`; all in milliseconds, step 0 is the default step.
+
+    `at` is as in `Selector`.
+    """
 
     expr: Node
     range: int
     step: int = 0
     offset: int = 0
+    at: At = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +165,32 @@ def walk(node: Node) -> Iterator[Node]:
         yield from walk(child)
 
 
+def floating(node: Node) -> bool:
+    """Return whether ``@ start()`` or ``@ end()`` is somewhere in `node`."""
+    return any(isinstance(part, (Selector, Subquery)) and isinstance(part.at, str) for part in walk(node))
+
+
+def bound(node: Node, start: int, end: int) -> Node:
+    """Return `node` with ``@ start()`` and ``@ end()`` replaced by these times (milliseconds)."""
+
+    def times(part: Node) -> Node:
+        if isinstance(part, Window):
+            return replace(part, selector=cast("Selector", times(part.selector)))
+        if isinstance(part, Call):
+            return replace(part, args=tuple(map(times, part.args)))
+        if isinstance(part, Aggregate):
+            return replace(part, expr=times(part.expr), param=None if part.param is None else times(part.param))
+        if isinstance(part, Binary):
+            return replace(part, left=times(part.left), right=times(part.right))
+        if isinstance(part, (Subquery, Negate)):
+            part = replace(part, expr=times(part.expr))
+        if isinstance(part, (Selector, Subquery)) and isinstance(part.at, str):
+            part = replace(part, at=start if part.at == "start" else end)
+        return part
+
+    return times(node)
+
+
 def constant(node: Node) -> float | None:
     """Return the value of an expression made of numbers only, or None."""
     if isinstance(node, Number):
@@ -228,15 +263,16 @@ def _inside(node: Node, precedence: int) -> str:
     return render(node) if _precedence(node) >= precedence else f"({render(node)})"
 
 
-def _offset(ms: int) -> str:
-    return f" offset {duration(ms)}" if ms else ""
+def _moved(node: Selector | Subquery) -> str:
+    at = f" @ {node.at / 1000:.3f}" if isinstance(node.at, int) else f" @ {node.at}()" if node.at else ""
+    return at + (f" offset {duration(node.offset)}" if node.offset else "")
 
 
 def _selector(node: Selector, window: str) -> str:
     name = node.name or ""
     rest = [m for m in node.matchers if not (m.name == NAME and m.op == "=")]
     inner = ", ".join(f"{m.name}{m.op}{quote(m.value)}" for m in rest)
-    return name + (f"{{{inner}}}" if rest else "") + window + _offset(node.offset)
+    return name + (f"{{{inner}}}" if rest else "") + window + _moved(node)
 
 
 def _aggregate(node: Aggregate) -> str:
@@ -262,7 +298,7 @@ def _binary(node: Binary) -> str:
 
 def _subquery(node: Subquery) -> str:
     steps = f"[{duration(node.range)}:{duration(node.step) if node.step else ''}]"
-    return _inside(node.expr, _UNARY + 2) + steps + _offset(node.offset)
+    return _inside(node.expr, _UNARY + 2) + steps + _moved(node)
 
 
 def _call(node: Call) -> str:

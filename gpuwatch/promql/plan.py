@@ -15,6 +15,7 @@ from gpuwatch.model import NAME
 from gpuwatch.promql.lexical import normalise
 from gpuwatch.promql.nodes import (
     Aggregate,
+    At,
     Binary,
     Call,
     Kind,
@@ -64,8 +65,12 @@ AGGREGATIONS = frozenset(
 MOST_STEPS = 11_000
 """Steps of a range query or subquery; Prometheus' own limit for the former."""
 
+_NATIVE = frozenset(
+    f"histogram_{what}" for what in ("avg", "count", "fraction", "quantiles", "stddev", "stdvar", "sum")
+)
 _SHOWN = 200
 _DEEPEST = 150
+_LATEST_MS = 2**53
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MATCH_OPS: dict[str, MatchOp] = {"Equal": "=", "NotEqual": "!=", "Re": "=~", "NotRe": "!~"}
 
@@ -155,7 +160,6 @@ class _Converter:
         return Number(-inner.value) if isinstance(inner, Number) else Negate(inner)
 
     def _selector(self, expr: Any) -> Selector:
-        _refuse_at(expr)
         if expr.matchers.or_matchers:
             raise PromQLError("or between label matchers is not supported")
         matchers = [Matcher(NAME, "=", expr.name)] if expr.name else []
@@ -165,20 +169,21 @@ class _Converter:
             if op in ("=~", "!~"):
                 _check_regex(m.value)
             matchers.append(Matcher(m.name, op, m.value))
-        return Selector(tuple(matchers), _ms(expr.offset))
+        return Selector(tuple(matchers), _ms(expr.offset), _at(expr.at))
 
     def _window(self, expr: Any) -> Window:
         return Window(self._selector(expr.vector_selector), _ms(expr.range))
 
     def _subquery(self, expr: Any) -> Subquery:
-        _refuse_at(expr)
-        node = Subquery(self.node(expr.expr), _ms(expr.range), _ms(expr.step), _ms(expr.offset))
+        node = Subquery(self.node(expr.expr), _ms(expr.range), _ms(expr.step), _ms(expr.offset), _at(expr.at))
         if node.step and node.range // node.step > MOST_STEPS:
             raise PromQLError(f"the subquery has more than {MOST_STEPS} steps")
         return node
 
     def _call(self, expr: Any) -> Call:
         name = expr.func.name
+        if name in _NATIVE:
+            raise PromQLError(f"the function {name} is for native histograms, which gpuwatch does not read")
         if name not in FUNCTIONS:
             raise PromQLError(f"the function {name} is not supported; supported are {', '.join(sorted(FUNCTIONS))}")
         args = tuple(self.node(arg) for arg in expr.args)
@@ -223,9 +228,17 @@ class _Converter:
         return Binary(str(expr.op), self.node(expr.lhs), self.node(expr.rhs), matching, as_bool)
 
 
-def _refuse_at(expr: Any) -> None:
-    if expr.at is not None:
-        raise PromQLError("the @ modifier is not supported")
+def _at(modifier: Any) -> At:
+    """Return what ``@`` names; the parser's own text of it, unlike its time, keeps the milliseconds."""
+    if modifier is None:
+        return None
+    word = _last(modifier.type)
+    if word in ("Start", "End"):
+        return "start" if word == "Start" else "end"
+    milliseconds = round(float(str(modifier).removeprefix("@")) * 1000)
+    if milliseconds > _LATEST_MS:
+        raise PromQLError("the time behind @ is out of range")
+    return milliseconds
 
 
 def _check_label(name: str) -> None:

@@ -112,14 +112,28 @@ class VectorOp:
         raise NotImplementedError
 
 
+class _Moved:
+    """The time that is read for an evaluation time, in milliseconds: ``@`` and ``offset`` are applied."""
+
+    __slots__ = ("_at", "_offset")
+
+    def __init__(self, node: Selector | Subquery) -> None:
+        assert not isinstance(node.at, str), "start() and end() are bound before an expression is compiled"
+        self._at = node.at
+        self._offset = node.offset
+
+    def __call__(self, time: int) -> int:
+        return (time if self._at is None else self._at) - self._offset
+
+
 class SelectorOp(VectorOp):
     """An instant selector: the newest sample of each series within the lookback, unless the series ended."""
 
-    __slots__ = ("_joiner", "_offset", "_open", "_picker", "_source")
+    __slots__ = ("_joiner", "_moved", "_open", "_picker", "_source")
 
-    def __init__(self, scope: Scope, source: Source, offset: int) -> None:
+    def __init__(self, scope: Scope, source: Source, node: Selector) -> None:
         super().__init__(scope, (source,))
-        self._offset = offset
+        self._moved = _Moved(node)
         self._open = scope.left_open
         self._source = source
         self._picker = Picker()
@@ -131,7 +145,7 @@ class SelectorOp(VectorOp):
 
     def parts(self, time: int) -> Iterator[tuple[Vector, int]]:
         """Yield the vector of each block with the time of its samples in milliseconds."""
-        time -= self._offset
+        time = self._moved(time)
         oldest = time - LOOKBACK + self._open
         for rows in self._source.rows():
             block = rows.block
@@ -194,12 +208,12 @@ class WindowOp:
         self.range = node.range
         self._open = scope.left_open
         self._source = source
-        self._offset = node.selector.offset
+        self._moved = _Moved(node.selector)
         self._picker = Picker()
 
     def at(self, time: int) -> list[Samples]:
         """Cut the window out of each block."""
-        end = time - self._offset
+        end = self._moved(time)
         start = end - self.range
         edge = start if self._open else start - 1
         found = []
@@ -220,7 +234,7 @@ class SubqueryOp:
 
     Steps are shared between evaluations. An answer is kept for as long as no sample at or before its step can have
     changed: for good where every block had gone past the step, else while the block has not been written to. `ahead`
-    says that the expression looks into the future of a step; then nothing is kept.
+    says that the expression may look into the future of a step; then nothing is kept.
     """
 
     def __init__(self, scope: Scope, inner: VectorOp, node: Subquery, *, ahead: bool) -> None:
@@ -228,7 +242,7 @@ class SubqueryOp:
         self.range = node.range
         self._inner = inner
         self._open = scope.left_open
-        self._offset = node.offset
+        self._moved = _Moved(node)
         self._step = node.step or scope.default_step
         self._ahead = ahead
         self._picker = Picker()
@@ -237,7 +251,7 @@ class SubqueryOp:
 
     def at(self, time: int) -> list[Samples]:
         """Evaluate the inner expression at each step of the window."""
-        end = time - self._offset
+        end = self._moved(time)
         start = end - self.range
         first = start // self._step * self._step
         if first < start or (self._open and first == start):

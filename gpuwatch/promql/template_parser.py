@@ -2,142 +2,52 @@
 
 from __future__ import annotations
 
-import ast
-import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from gpuwatch.promql.plan import parse as parse_expression
 from gpuwatch.promql.template_functions import FUNCTIONS
+from gpuwatch.promql.template_lexer import END, Token, constant, split, tokens
+from gpuwatch.promql.template_nodes import (
+    Assign,
+    Command,
+    If,
+    Include,
+    Leave,
+    Literal,
+    Loop,
+    Output,
+    Pipe,
+    Variable,
+    With,
+)
 from gpuwatch.promql.values import PromQLError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from gpuwatch.promql.template_nodes import Operand, Piece
 
-
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """A constant."""
-
-    value: str | float | bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """A variable (``$labels``), or the dot when `name` is empty, and the fields taken of it."""
-
-    name: str
-    fields: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A function with arguments, or one operand when `function` is empty."""
-
-    function: str
-    args: tuple[Operand, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Pipe:
-    """Commands, each given the result of the one before as its last argument; `fields` where it is in parentheses."""
-
-    commands: tuple[Command, ...]
-    fields: tuple[str, ...] = ()
-
-
-Operand: TypeAlias = "Literal | Variable | Pipe"
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Print a value."""
-
-    pipe: Pipe
-
-
-@dataclass(frozen=True, slots=True)
-class Assign:
-    """Give a variable a value."""
-
-    name: str
-    pipe: Pipe
-    declare: bool
-
-
-@dataclass(frozen=True, slots=True)
-class If:
-    """The first branch whose condition is true."""
-
-    branches: tuple[tuple[Pipe, tuple[Piece, ...]], ...]
-    otherwise: tuple[Piece, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class With:
-    """The body with the dot (and `name`) set to a value that is not empty."""
-
-    name: str
-    pipe: Pipe
-    body: tuple[Piece, ...]
-    otherwise: tuple[Piece, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """The body for each sample of a list."""
-
-    key: str
-    value: str
-    pipe: Pipe
-    body: tuple[Piece, ...]
-    otherwise: tuple[Piece, ...]
-
-
-Piece: TypeAlias = "str | Output | Assign | If | With | Loop"
-
-_INSIDE = re.compile(r"(?:`[^`]*`|\"(?:[^\"\\\n]|\\.)*\"|(?!\}\})[^`\"])*\}\}", re.DOTALL)
-_TOKEN = re.compile(
-    r"""(?P<space>\s+)
-      | (?P<string>"(?:[^"\\\n]|\\.)*"|`[^`]*`)
-      | (?P<number>[+-]?(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?))
-      | (?P<variable>\$\w*(?:\.\w+)*)
-      | (?P<field>(?:\.[A-Za-z_]\w*)+)
-      | (?P<dot>\.)
-      | (?P<symbol>:=|[=|(),])
-      | (?P<word>\w+)
-      | (?P<other>.)""",
-    re.VERBOSE | re.DOTALL,
-)
-_TEXT = re.compile(r"(?:[^\\]|\\(?:[abfnrtv\\\"]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{3}))*")
 _CONSTANTS: dict[str, bool | None] = {"true": True, "false": False, "nil": None}
-_REFUSED = frozenset({"define", "template", "block", "break", "continue"})
 _BLOCKS = frozenset({"if", "with", "range"})
+_KEYWORDS = _BLOCKS | {"define", "template", "block", "break", "continue", "end", "else"}
 _TOP = ("Labels", "Value", "ExternalLabels", "ExternalURL")
 _KNOWN = frozenset({"$", "$labels", "$value", "$externalLabels", "$externalURL"})
 _DEEPEST = 32
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
-    kind: str
-    text: str
-    spaced: bool
-
-
-_END = _Token("end", "", spaced=True)
-
-
 class Parser:
-    """Parses one template; see `run`."""
+    """Parses one template; see `run`. `definitions` are the templates that it defines, by name."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._parts = _split(text)
-        self._tokens: list[_Token] = []
+        self._parts = split(text)
+        self._tokens: list[Token] = []
         self._at = 0
         self._scopes: list[set[str]] = [set(_KNOWN)]
-        self._top = True
+        self._top = True  # whether the dot is the one of the whole template
+        self._root = True  # whether $ is
+        self._open = 0
+        self._loops = 0
+        self._included: list[str] = []
+        self.definitions: dict[str, tuple[Piece, ...]] = {}
 
     def run(self) -> tuple[Piece, ...]:
         """Return the pieces of the template.
@@ -146,11 +56,17 @@ class Parser:
             PromQLError: The template is malformed, or uses something that is not supported.
         """
         try:
-            pieces, stop = self._body()
+            return self._checked()
         except PromQLError as error:
             raise PromQLError(f"template {_short(self._text)}: {error}") from None
+
+    def _checked(self) -> tuple[Piece, ...]:
+        pieces, stop = self._body()
         if stop:
-            raise PromQLError(f"template {_short(self._text)}: {{{{ {stop} }}}} without a beginning")
+            raise PromQLError(f"{{{{ {stop} }}}} without a beginning")
+        lacking = next((name for name in self._included if name not in self.definitions), None)
+        if lacking is not None:
+            raise PromQLError(f"the template {lacking!r} is not defined")
         return pieces
 
     def _body(self) -> tuple[tuple[Piece, ...], str]:
@@ -163,17 +79,77 @@ class Parser:
             if kind == "text":
                 pieces.append(content)
                 continue
-            self._tokens, self._at = _tokens(content), 0
+            self._tokens, self._at = tokens(content), 0
             word = self._peek().text if self._peek().kind == "word" else ""
             if word in ("end", "else"):
                 self._take()
                 self._scopes.pop()
                 return tuple(pieces), word
-            if word in _REFUSED:
-                raise PromQLError(f"{{{{ {word} }}}} is not supported")
-            pieces.append(self._block(word) if word in _BLOCKS else self._simple())
+            pieces.extend(self._action(word))
         self._scopes.pop()
         return tuple(pieces), ""
+
+    def _action(self, word: str) -> tuple[Piece, ...]:
+        if word in _BLOCKS:
+            self._open += 1
+            block = self._block(word)
+            self._open -= 1
+            return (block,)
+        if word == "define":
+            self._define()
+            return ()
+        if word in ("template", "block"):
+            return (self._include(word),)
+        if word in ("break", "continue"):
+            self._take()
+            self._finish()
+            if not self._loops:
+                raise PromQLError(f"{{{{ {word} }}}} outside {{{{ range }}}}")
+            return (Leave(word == "break"),)
+        return (self._simple(),)
+
+    def _define(self) -> None:
+        self._take()
+        if self._open:
+            raise PromQLError("{{ define }} is only allowed outside other blocks")
+        name = self._name("define")
+        self._finish()
+        self._definition(name, "define")
+
+    def _include(self, word: str) -> Include:
+        self._take()
+        name = self._name(word)
+        if word == "block" and self._peek() is END:
+            raise PromQLError("{{ block }} needs a value behind the name")
+        pipe = self._whole() if self._peek() is not END else None
+        self._included.append(name)
+        if word == "block":
+            self._definition(name, word)
+        return Include(name, pipe)
+
+    def _name(self, word: str) -> str:
+        token = self._take()
+        if token.kind != "string":
+            raise PromQLError(f"{{{{ {word} }}}} needs a name in quotes")
+        return str(constant(token))
+
+    def _definition(self, name: str, word: str) -> None:
+        """Parse the body of a definition, in which only ``$`` and the dot exist: what it is called with."""
+        outside = self._scopes, self._top, self._root, self._open, self._loops
+        depth = len(self._scopes)
+        self._scopes = [{"$"}, *(set() for _ in range(depth))]
+        self._top, self._root, self._open, self._loops = False, False, 1, 0
+        body, stop = self._body()
+        if stop != "end":
+            raise PromQLError(f"{{{{ {word} }}}} is not closed with {{{{ end }}}}")
+        self._finish()
+        self._scopes, self._top, self._root, self._open, self._loops = outside
+        if _is_empty(body):
+            self.definitions.setdefault(name, body)
+        elif not _is_empty(self.definitions.get(name, ())):
+            raise PromQLError(f"the template {name!r} is defined twice")
+        else:
+            self.definitions[name] = body
 
     def _simple(self) -> Piece:
         first, second = self._peek(), self._peek(1)
@@ -190,21 +166,20 @@ class Parser:
     def _block(self, word: str) -> Piece:
         self._take()
         self._scopes.append(set())
-        names = self._names() if word != "if" else []
-        pipe = self._whole()
-        for name in names:
-            self._declare(name)
+        names, pipe = self._condition(word)
         top, self._top = self._top, self._top and word == "if"
+        self._loops += word == "range"
         body, stop = self._body()
+        self._loops -= word == "range"
         self._top = top
-        branches = [(pipe, body)]
+        branches = [("".join(names[:1]), pipe, body)]
         otherwise: tuple[Piece, ...] = ()
         while stop == "else":
             if self._peek().text == "if" and word == "if":
                 self._take()
-                pipe = self._whole()
+                names, pipe = self._condition(word)
                 body, stop = self._body()
-                branches.append((pipe, body))
+                branches.append(("".join(names), pipe, body))
                 continue
             self._finish()
             otherwise, stop = self._body()
@@ -221,8 +196,18 @@ class Parser:
         key, value = names if len(names) == 2 else ("", names[0] if names else "")
         return Loop(key, value, pipe, body, otherwise)
 
+    def _condition(self, word: str) -> tuple[list[str], Pipe]:
+        """Parse what stands behind ``if``, ``with`` or ``range``, and the variables that it declares."""
+        names = self._names()
+        if len(names) > (2 if word == "range" else 1):
+            raise PromQLError(f"{{{{ {word} }}}} declares too many variables")
+        pipe = self._whole()
+        for name in names:
+            self._declare(name)
+        return names, pipe
+
     def _names(self) -> list[str]:
-        """Return the variables that ``with`` or ``range`` declares in front of a ``:=``."""
+        """Return the variables that a block declares in front of a ``:=``."""
         names = []
         at = self._at
         while self._peek().kind == "variable":
@@ -258,21 +243,34 @@ class Parser:
         token = self._peek()
         if token.kind == "word" and token.text not in _CONSTANTS:
             function = self._take().text
-            if function not in FUNCTIONS:
-                raise PromQLError(f"the function {function} is not supported; supported are {', '.join(FUNCTIONS)}")
+            _check_function(function)
         args: list[Operand] = []
-        while self._peek().text not in ("|", ")") and self._peek() is not _END:
+        while self._peek().text not in ("|", ")") and self._peek() is not END:
+            if (function or args) and not self._peek().spaced:
+                raise PromQLError(f"unexpected {self._peek().text!r}; a blank is missing in front of it")
             args.append(self._operand())
         if function:
             _check_call(function, args, piped)
-        elif len(args) != 1 or piped:
-            raise PromQLError("a value is missing" if not args else "only functions take arguments")
+        elif not args:
+            raise PromQLError("a value is missing")
+        elif (len(args) > 1 or piped) and not self._may_have_methods(args[0]):
+            raise PromQLError("only functions take arguments")
+        elif isinstance(args[0], Literal) and args[0].value is None:
+            raise PromQLError("nil cannot be shown")
         return Command(function, tuple(args))
+
+    def _may_have_methods(self, operand: Operand) -> bool:
+        """Return whether the last field of an operand may be a method; labels and the like have none."""
+        if isinstance(operand, Literal) or not operand.fields:
+            return False
+        return isinstance(operand, Pipe) or not (
+            operand.name in _KNOWN - {"$"} or (self._root and operand.name == "$") or (self._top and not operand.name)
+        )
 
     def _operand(self) -> Operand:
         token = self._take()
-        if token.kind in ("string", "number"):
-            return Literal(_string(token.text) if token.kind == "string" else _number(token.text))
+        if token.kind in ("string", "character", "number"):
+            return Literal(constant(token))
         if token.kind == "word":
             if token.text not in _CONSTANTS:
                 raise PromQLError(f"the function {token.text} needs parentheses here, or does not exist")
@@ -303,32 +301,42 @@ class Parser:
         if not any(name in scope for scope in self._scopes):
             raise PromQLError(f"the variable {name} is not defined")
         if name == "$":
-            _check_top(tuple(fields))
+            if self._root:
+                _check_top(tuple(fields))
         elif (name in ("$value", "$externalURL") and fields) or (
             name in ("$labels", "$externalLabels") and len(fields) > 1
         ):
             raise PromQLError(f"{text} has too many fields")
         return Variable(name, tuple(fields))
 
-    def _peek(self, ahead: int = 0) -> _Token:
+    def _peek(self, ahead: int = 0) -> Token:
         at = self._at + ahead
-        return self._tokens[at] if at < len(self._tokens) else _END
+        return self._tokens[at] if at < len(self._tokens) else END
 
-    def _take(self) -> _Token:
+    def _take(self) -> Token:
         token = self._peek()
-        if token is _END:
+        if token is END:
             raise PromQLError("an action ends too early")
         self._at += 1
         return token
 
     def _finish(self) -> None:
-        if self._peek() is not _END:
+        if self._peek() is not END:
             raise PromQLError(f"unexpected {self._peek().text!r}")
 
 
 def _check_top(fields: tuple[str, ...]) -> None:
     if fields and fields[0] not in _TOP:
         raise PromQLError(f".{fields[0]} does not exist; there are {', '.join('.' + name for name in _TOP)}")
+
+
+def _check_function(name: str) -> None:
+    if name in _KEYWORDS:
+        raise PromQLError(f"{{{{ {name} }}}} is not allowed here")
+    if name == "call":
+        raise PromQLError("the function call needs a function as a value, which nothing in the template of a rule is")
+    if name not in FUNCTIONS:
+        raise PromQLError(f"the function {name} is not supported; supported are {', '.join(FUNCTIONS)}")
 
 
 def _check_call(name: str, args: list[Operand], piped: bool) -> None:
@@ -342,69 +350,8 @@ def _check_call(name: str, args: list[Operand], piped: bool) -> None:
         parse_expression(args[0].value)
 
 
-def _split(text: str) -> Iterator[tuple[str, str]]:
-    """Yield ("text", …) and ("action", …) with the trim marks applied and comments left out."""
-    at, trim = 0, False
-    while at < len(text):
-        begin = text.find("{{", at)
-        plain = text[at:] if begin < 0 else text[at:begin]
-        plain = plain.lstrip() if trim else plain
-        if begin < 0:
-            if plain:
-                yield "text", plain
-            return
-        inside = begin + 2
-        if text.startswith("-", inside) and text[inside + 1 : inside + 2].isspace():
-            plain = plain.rstrip()
-            inside += 1
-        if plain:
-            yield "text", plain
-        if text[inside:].lstrip().startswith("/*"):
-            content, at = _comment(text, inside)
-        else:
-            found = _INSIDE.match(text, inside)
-            if not found:
-                raise PromQLError("{{ is not closed with }}")
-            content, at = found[0][:-2], found.end()
-        trim = content.endswith("-") and content[-2:-1].isspace()
-        if not content.lstrip().startswith("/*"):
-            yield "action", content[:-1] if trim else content
-
-
-def _comment(text: str, begin: int) -> tuple[str, int]:
-    end = text.find("*/", begin)
-    close = text.find("}}", end)
-    if end < 0 or close < 0 or text[end + 2 : close].strip() not in ("", "-"):
-        raise PromQLError("a comment is not closed")
-    return text[begin:close], close + 2
-
-
-def _tokens(content: str) -> list[_Token]:
-    tokens, spaced = [], True
-    for found in _TOKEN.finditer(content):
-        kind = found.lastgroup or ""
-        if kind == "other":
-            raise PromQLError(f"unexpected {found[0]!r}")
-        if kind != "space":
-            tokens.append(_Token(kind, found[0], spaced))
-        spaced = kind == "space"
-    if not tokens:
-        raise PromQLError("an action is empty")
-    return tokens
-
-
-def _string(token: str) -> str:
-    if token.startswith("`"):
-        return token[1:-1]
-    if not _TEXT.fullmatch(token[1:-1]):
-        raise PromQLError(f"{token} has an unknown escape")
-    return str(ast.literal_eval(token))
-
-
-def _number(token: str) -> float | int:
-    if re.fullmatch(r"[+-]?\d+", token):
-        return int(token)
-    return float(int(token, 16)) if "x" in token.lower() else float(token)
+def _is_empty(body: tuple[Piece, ...]) -> bool:
+    return all(isinstance(piece, str) and not piece.strip() for piece in body)
 
 
 def _short(text: str) -> str:

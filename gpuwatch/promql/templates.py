@@ -6,43 +6,35 @@ https://prometheus.io/docs/prometheus/2.42/configuration/template_reference/.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.promql.goformat import show
-from gpuwatch.promql.template_functions import FUNCTIONS, Sample, field_of, truth
-from gpuwatch.promql.template_parser import (
-    Assign,
-    Command,
-    If,
-    Literal,
-    Loop,
-    Output,
-    Parser,
-    Piece,
-    Pipe,
-    Variable,
-    With,
-)
+from gpuwatch.promql.template_functions import FUNCTIONS, Sample, field_of, method_of, path_of, truth
+from gpuwatch.promql.template_nodes import Assign, If, Include, Literal, Loop, Output, Pipe, Variable, With
+from gpuwatch.promql.template_parser import Parser
 from gpuwatch.promql.values import PromQLError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gpuwatch.model import Labels
-    from gpuwatch.promql.template_parser import Operand
+    from gpuwatch.promql.template_nodes import Command, Operand, Piece
     from gpuwatch.promql.values import Querier
 
 _LONGEST = 16_384
+_MOST_PIECES = 100_000
+_MOST_INCLUDED = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A parsed template."""
+    """A parsed template; `definitions` are the templates that it defines for itself, by name."""
 
     text: str
     pieces: tuple[Piece, ...]
+    definitions: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
 
     def render(
         self,
@@ -68,14 +60,14 @@ class Template:
             PromQLError: A query fails or a value has the wrong type.
         """
         if len(self.pieces) <= 1 and all(isinstance(piece, str) for piece in self.pieces):
-            return self.text if self.pieces else ""
+            return "".join(str(piece) for piece in self.pieces)
         data = {
             "Labels": dict(labels),
             "Value": value,
             "ExternalLabels": dict(external_labels or {}),
             "ExternalURL": external_url,
         }
-        run = _Run(querier, time)
+        run = _Run(querier, time, external_url, self.definitions)
         run.scopes[0].update(
             {
                 "$": _Data(data),
@@ -85,7 +77,10 @@ class Template:
                 "$externalURL": external_url,
             }
         )
-        run.body(self.pieces, run.scopes[0]["$"])
+        try:
+            run.body(self.pieces, run.scopes[0]["$"])
+        except RecursionError:
+            raise PromQLError("the templates are nested too deeply") from None
         text = "".join(run.out)
         if len(text) > _LONGEST:
             raise PromQLError(f"a template gave more than {_LONGEST} characters")
@@ -99,11 +94,20 @@ def parse(text: str) -> Template:
     Raises:
         PromQLError: The template is malformed, or uses something that is not supported.
     """
-    return Template(text, Parser(text).run())
+    parser = Parser(text)
+    return Template(text, parser.run(), parser.definitions)
 
 
 class _Data(dict[str, Any]):
     """The dot at the top of a template."""
+
+
+class _Left(Exception):  # noqa: N818  # it is control flow, not an error
+    """A loop, or one turn of it, is left."""
+
+    def __init__(self, *, loop: bool) -> None:
+        super().__init__()
+        self.loop = loop
 
 
 @dataclass(slots=True)
@@ -112,8 +116,12 @@ class _Run:
 
     querier: Querier | None
     time: int
+    url: str
+    definitions: Mapping[str, tuple[Piece, ...]]
     out: list[str] = field(default_factory=list)
     scopes: list[dict[str, Any]] = field(default_factory=lambda: [{}])
+    included: int = 0
+    pieces: int = 0
 
     def body(self, pieces: tuple[Piece, ...], dot: Any) -> None:
         """Write all pieces."""
@@ -123,6 +131,9 @@ class _Run:
         self.scopes.pop()
 
     def _piece(self, piece: Piece, dot: Any) -> None:
+        self.pieces += 1
+        if self.pieces > _MOST_PIECES:
+            raise PromQLError(f"a template has more than {_MOST_PIECES:,} steps")
         if isinstance(piece, str):
             self.out.append(piece)
         elif isinstance(piece, Output):
@@ -135,23 +146,33 @@ class _Run:
             self._if(piece, dot)
         elif isinstance(piece, With):
             self._with(piece, dot)
-        else:
+        elif isinstance(piece, Loop):
             self._loop(piece, dot)
+        elif isinstance(piece, Include):
+            self._include(piece, dot)
+        else:
+            raise _Left(loop=piece.loop)
 
     def _if(self, piece: If, dot: Any) -> None:
-        for pipe, body in piece.branches:
-            if truth(self._pipe(pipe, dot)):
+        self.scopes.append({})
+        for name, pipe, body in piece.branches:
+            value = self._pipe(pipe, dot)
+            if name:
+                self.scopes[-1][name] = value
+            if truth(value):
                 self.body(body, dot)
-                return
-        self.body(piece.otherwise, dot)
+                break
+        else:
+            self.body(piece.otherwise, dot)
+        self.scopes.pop()
 
     def _with(self, piece: With, dot: Any) -> None:
         value = self._pipe(piece.pipe, dot)
-        if not truth(value):
-            self.body(piece.otherwise, dot)
-            return
         self.scopes.append({piece.name: value} if piece.name else {})
-        self.body(piece.body, value)
+        if truth(value):
+            self.body(piece.body, value)
+        else:
+            self.body(piece.otherwise, dot)
         self.scopes.pop()
 
     def _loop(self, piece: Loop, dot: Any) -> None:
@@ -163,14 +184,32 @@ class _Run:
         else:
             raise PromQLError(f"range needs the result of a query, not {show(value)}")
         if not items:
+            self.scopes.append(dict.fromkeys(filter(None, (piece.key, piece.value)), value))
             self.body(piece.otherwise, dot)
+            self.scopes.pop()
+        depth = len(self.scopes)
         for key, item in items:
             names = {piece.value: item} if piece.value else {}
             if piece.key:
                 names[piece.key] = key
             self.scopes.append(names)
-            self.body(piece.body, item)
-            self.scopes.pop()
+            try:
+                self.body(piece.body, item)
+            except _Left as left:
+                if left.loop:
+                    break
+            finally:
+                del self.scopes[depth:]
+
+    def _include(self, piece: Include, dot: Any) -> None:
+        value = self._pipe(piece.pipe, dot) if piece.pipe is not None else None
+        if self.included >= _MOST_INCLUDED:
+            raise PromQLError(f"templates include each other more than {_MOST_INCLUDED} levels deep")
+        outside, self.scopes = self.scopes, [{"$": value}]
+        self.included += 1
+        self.body(self.definitions[piece.name], value)
+        self.included -= 1
+        self.scopes = outside
 
     def _scope(self, name: str) -> dict[str, Any]:
         return next(scope for scope in reversed(self.scopes) if name in scope)
@@ -182,17 +221,36 @@ class _Run:
         return value
 
     def _command(self, command: Command, dot: Any, piped: list[Any]) -> Any:
+        if command.function in ("and", "or"):
+            return self._choice(command, dot, piped)
+        if not command.function and (len(command.args) > 1 or piped):
+            return self._method(command, dot, piped)
         args = [self._operand(arg, dot) for arg in command.args] + piped
         if not command.function:
             return args[0]
         if command.function == "query":
             return self._query(args[0])
-        if command.function == "externalURL":
-            return self.scopes[0]["$externalURL"]
-        try:
-            return FUNCTIONS[command.function].call(*args)
-        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise PromQLError(f"{command.function}: {error}") from None
+        if command.function in ("externalURL", "pathPrefix"):
+            return self.url if command.function == "externalURL" else path_of(self.url)
+        return _called(command.function, FUNCTIONS[command.function].call, args)
+
+    def _choice(self, command: Command, dot: Any, piped: list[Any]) -> Any:
+        """Evaluate the arguments of ``and`` or ``or`` up to the one that decides."""
+        value: Any = None
+        for arg in command.args:
+            value = self._operand(arg, dot)
+            if truth(value) == (command.function == "or"):
+                return value
+        return piped[0] if piped else value
+
+    def _method(self, command: Command, dot: Any, piped: list[Any]) -> Any:
+        """Call the method that the last field of the first operand names with the other operands."""
+        operand = command.args[0]
+        assert not isinstance(operand, Literal)
+        receiver = replace(operand, fields=operand.fields[:-1])
+        args = [self._operand(receiver, dot), *(self._operand(arg, dot) for arg in command.args[1:]), *piped]
+        name = operand.fields[-1]
+        return _called(name, method_of(args[0], name), args)
 
     def _operand(self, operand: Operand, dot: Any) -> Any:
         if isinstance(operand, Literal):
@@ -213,6 +271,13 @@ class _Run:
         if self.querier is None:
             raise PromQLError("query cannot be answered here")
         return [Sample(dict(labels), value) for labels, value in self.querier.instant(expr, self.time).items()]
+
+
+def _called(name: str, function: Callable[..., Any], args: list[Any]) -> Any:
+    try:
+        return function(*args)
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise PromQLError(f"{name}: {error}") from None
 
 
 def _text(value: Any) -> str:

@@ -92,6 +92,29 @@ def blocks(probes: tuple[ProbeData, ...]) -> list[Any]:
     return found
 
 
+def in_figures(probes: tuple[ProbeData, ...], started: int, ended: int) -> list[Any]:
+    """Return what of a run's latencies and counts a ramp made itself, where one ran in it; times in milliseconds.
+
+    The ramp keeps several requests going until all of them are there, and breaks them off then.
+    """
+    for probe in probes:
+        begun = _number(probe.data.get("started"))
+        if probe.name != "ramp" or begun is None or not started <= 1000 * begun <= ended:
+            continue
+        rows = [row for row in _list(probe.data, "rows") if isinstance(row, dict)]
+        if any((_number(row.get("concurrency")) or 1) > 1 for row in rows):
+            return [
+                Text(
+                    "Probe ramp ran during this recording. Where it sent several requests at once, it kept them going "
+                    "until all were there and broke them off then: they count in the time to first token, not in "
+                    "requests finished and arrival to last token, and the wait for those that it kept going is in the "
+                    "time to first token and in the queue.",
+                    "quiet",
+                )
+            ]
+    return []
+
+
 def advice(probes: tuple[ProbeData, ...]) -> list[str]:
     """Return what the probes say should change."""
     found = []

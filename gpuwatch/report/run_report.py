@@ -34,6 +34,7 @@ def build(run: RunData, results: tuple[ProbeData, ...] = (), program: str = "") 
     else:
         blocks.append(Text("None."))
     blocks += load.blocks(run)
+    blocks += probes.in_figures(results, run.started, run.ended)
     blocks += memory.blocks(run)
     blocks += probes.blocks(results)
     for engine in run.engines:

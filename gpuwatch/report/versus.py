@@ -222,11 +222,14 @@ def _other_loads(load: Sequence[Row]) -> list[tuple[str, float, float]]:
 
 
 def _with_scatter(row: Row) -> Row:
-    """Return a row without the interval of a few windows that are all alike: it says that the loads were steady."""
+    """Return a row without the interval of a few windows that are all alike: it says that the loads were steady.
+
+    Where both figures are equal it stays: no difference is shown, whatever the loads.
+    """
     known = row.comparison
     if known is None or row.first is None or row.second is None or known.low is None or known.low != known.high:
         return row
-    if min(row.first.freedom, row.second.freedom) >= FEWEST_WITHOUT_SCATTER:
+    if known.difference == 0 or min(row.first.freedom, row.second.freedom) >= FEWEST_WITHOUT_SCATTER:
         return row
     return replace(row, comparison=replace(known, low=None, high=None, p=None))
 

@@ -106,6 +106,8 @@ class _Translator:
             self._put("\\Z", 2)
         elif char.isdigit():
             raise self._refuse("back-references are not supported")
+        elif char in "pP":
+            raise self._refuse(f"Unicode classes such as \\{char}{{Greek}} are not supported")
         elif char.isalpha() and (char not in _ESCAPES or (in_class and char in "bBA")):
             raise self._refuse(f"the escape \\{char} is not supported")
         else:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 HEAT = frozenset({"thermal", "sw_thermal", "hw_thermal"})
 """Reasons for lowered clocks that mean heat."""
+SUPPLY = "power_brake"
+"""The reason for lowered clocks with which the supply or the chassis asks a card to slow down."""
 WORKING = 0.5
 BUSY = 0.9
 LOWERED = 0.95
@@ -23,6 +25,25 @@ SLOW_LOWERED, SLOW_DEFAULT = 0.8, 0.6
 """The share of the highest clock below which a card under a lowered, or under its default, power limit is slow."""
 HELD = 0.9
 """A card is held back by its power limit all the time where it is so for this share of it."""
+
+
+def slowed(view: View) -> Iterator[Cause]:
+    """Judge cards that the hardware slows down while they work: by heat, by the supply, or one card by each."""
+    found = [*heat(view), *supply(view)]
+    if len(found) < 2:
+        yield from found
+        return
+    told = [each.explanation for each in found]
+    yield Cause(
+        "throttling",
+        Explanation(
+            " ".join(each.cause for each in told),
+            min(each.confidence for each in told),
+            (*(each.evidence[0] for each in told), *(item for each in told for item in each.evidence[1:])),
+            tuple(advice for each in told for advice in each.advice),
+        ),
+        found[0].since,
+    )
 
 
 def heat(view: View) -> Iterator[Cause]:
@@ -53,11 +74,53 @@ def heat(view: View) -> Iterator[Cause]:
     )
 
 
+def supply(view: View) -> Iterator[Cause]:
+    """Judge cards that work while the supply or the chassis asks them to slow down (HW power brake)."""
+    held: dict[str, list[Sample]] = {}
+    for each in view.samples("gpu_clocks_event_active", reason=SUPPLY):
+        if each.value == 1:
+            held.setdefault(each.labels.get("gpu", ""), []).append(each)
+    cards = []
+    for gpu, samples in held.items():
+        taken = {(each.path, each.time) for each in view.samples("gpu_busy_ratio", gpu=gpu)}
+        times = {(each.path, each.time) for each in samples}
+        if _works(view, gpu) and len(times) >= max(1.0, len(taken) / 2):
+            cards.append(gpu)
+    if not cards:
+        return
+    first = held[cards[0]][0]
+    named = f"GPU {cards[0]} lowers its" if len(cards) == 1 else f"GPUs {', '.join(cards)} lower their"
+    cool = max(view.samples("gpu_temperature_celsius", gpu=cards[0]), key=lambda each: each.value, default=None)
+    evidence = [sampled(first, "the driver's reason: HW power brake"), *_clock(view, cards[0])]
+    hot = any(each.value == 1 for name in HEAT for each in view.samples("gpu_clocks_event_active", reason=name))
+    if cool is not None and not hot:
+        evidence.append(sampled(cool, f"Ruled out: heat: {cool.value:.0f} °C, and no reason of heat", "celsius"))
+    yield Cause(
+        "throttling",
+        Explanation(
+            f"{named} clock because the power supply, or the chassis, asks for it (HW power brake)"
+            + (", while it works." if len(cards) == 1 else ", while they work."),
+            0.86,
+            tuple(evidence),
+            (
+                advise(
+                    "check power cables, power supplies and their redundancy; the chassis may cap all cards at once: "
+                    "see the event log of the server's management (BMC)"
+                ),
+            ),
+        ),
+        first.time,
+        labels=(("gpu", cards[0]),) if len(cards) == 1 else (),
+    )
+
+
 def _works(view: View, gpu: str) -> bool:
-    """Whether a card is busy; where that is not printed, whether it draws much of the power that it may."""
+    """Whether a card is busy; where that is not printed, whether it is not idle, or draws much of what it may."""
     busy = view.samples("gpu_busy_ratio", gpu=gpu)
     if busy:
         return any(each.value >= WORKING for each in busy)
+    if any(each.value == 0 for each in view.samples("gpu_clocks_event_active", gpu=gpu, reason="idle")):
+        return True
     limit = min((each.value for each in view.samples("gpu_power_limit_watts", gpu=gpu)), default=0.0)
     return any(each.value >= WORKING * limit > 0 for each in view.samples("gpu_power_watts", gpu=gpu))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes import moments
+from gpuwatch.diagnosis.causes import moments, order, unmet
 from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, count, logged, size
 from gpuwatch.diagnosis.finding import Evidence
@@ -102,14 +102,21 @@ def _timed_out(view: View, event: LogEvent, timeouts: tuple[LogEvent, ...]) -> C
         cause = (
             f"A rank stopped taking part{when}: {what} did not end{after} on the others, which had worked till then."
         )
-        advice = []
+        late = order.behind(view, event)
+        if late is not None:
+            cause = f"{late.cause(when)} It did not end{after}."
+            evidence = list(late.evidence())
+            evidence += [logged(each) for each in symptoms[:1]]
+        advice = [] if late is None else [advise(late.advice())]
         if _custom_kernel(view, run):
             cause += " Where no GPU failed, vLLM's custom all-reduce kernel is the usual suspect."
             advice.append(advise("use NCCL's own all-reduce", CUSTOM, None, "(set)"))
         advice += [
             advise("look for an Xid at that time: dmesg -T | grep -i xid"),
             advise(
-                "with NCCL_DEBUG=INFO and TORCH_NCCL_TRACE_BUFFER_SIZE=2000 the next time-out names the rank that "
+                "py-spy dump --pid of each worker before they are ended tells where they stand"
+                if late is not None
+                else "with NCCL_DEBUG=INFO and TORCH_NCCL_TRACE_BUFFER_SIZE=2000 the next time-out names the rank that "
                 "was late"
             ),
         ]
@@ -140,6 +147,8 @@ def _custom_kernel(view: View, run: Run) -> bool:
 def unreachable(events: tuple[LogEvent, ...]) -> Cause:
     """Return the finding of a group that never formed."""
     event = next((each for each in events if group(each, "host", "at", "joined")), events[0])
+    if unmet.explained_here(event):
+        return unmet.absent(event)
     host = group(event, "host") or group(event, "at").rpartition(":")[0]
     port = group(event, "port") or group(event, "at").rpartition(":")[2]
     where = f"{host}:{port}" if host and port else "the head node"
@@ -176,7 +185,7 @@ def shared_memory(view: View) -> Iterator[Cause]:
     default = view.events("shm_default")
     ray = view.events("shm_too_small")
     if failed:
-        event = failed[0]
+        event = next((each for each in failed if each.field("size")), failed[0])
         yield _no_segment(view, event, [*small, *default, *ray])
     elif default or ray or (small and _used(small[-1]) >= 0.9):
         event = (*default, *ray, *small)[0]
@@ -209,7 +218,8 @@ def shared_memory(view: View) -> Iterator[Cause]:
 
 def _no_segment(view: View, event: LogEvent, sized: list[LogEvent]) -> Cause:
     wanted = number(event, "size")
-    full = "No space left" in event.text
+    near = [each for each in view.events("nccl_shm_failed") if each.source == event.source]
+    full = any("No space left" in each.text for each in (event, *near))
     need = f"a segment of {size(wanted)}" if wanted else "its segment"
     who = "NCCL" if event.event == "nccl_shm_failed" else "A process of the engine"
     cause = f"{who} could not make {need} in /dev/shm: it is too small, full or not writable in this container."

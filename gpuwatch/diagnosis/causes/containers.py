@@ -110,7 +110,7 @@ def _date(event: LogEvent) -> float:
 
 def unplaced(view: View) -> Iterator[NotEnough]:
     """Say what would tell why a pod found no node with free GPUs."""
-    for event in view.events("unschedulable")[:1]:
+    for event in [each for each in view.events("unschedulable") if not each.field("what")][:1]:
         nodes, short = event.field("nodes"), event.field("short")
         yield NotEnough(
             "gpu_lost",

@@ -66,7 +66,11 @@ KILLERS = {
 
 def died(view: View) -> Iterator[Cause | NotEnough]:
     """Judge workers and engines that ended by a signal, and name the killer where one is known."""
-    for event in view.events("worker_dead", "process_crashed", "process_killed"):
+    # What Ray says of a worker that is gone tells least.
+    ended = sorted(
+        view.events("worker_dead", "process_crashed", "process_killed"), key=lambda event: bool(event.field("ray"))
+    )
+    for event in ended:
         if _told_elsewhere(view, event) or _asked(view, event):
             continue
         if _foreign(view, event):
@@ -80,6 +84,11 @@ def died(view: View) -> Iterator[Cause | NotEnough]:
             who = f"rank {event.field('r')}"
         evidence = [logged(each) for each in (event, crash, *view.events("engine_dead")[:1]) if each is not None]
         killer = _killer(view, event)
+        if event.field("ray"):
+            who = "a worker of Ray" + (f" (pid {event.field('pid')})" if event.field("pid") else "")
+            if not (caught or code or killer):
+                yield from _gone_from_ray(event, who)
+                return
         evidence += _named(killer, event)
         cause = f"{who} ended" + (f" by {caught}" if caught else "") + _how(caught, code, killer)
         yield Cause(
@@ -88,22 +97,7 @@ def died(view: View) -> Iterator[Cause | NotEnough]:
                 cause,
                 0.85 if caught or killer else 0.6,
                 tuple(evidence),
-                (
-                    advise("who killed it: dmesg -T | grep -i -E 'oom|killed process', kubectl describe pod, ray logs")
-                    if caught in ("SIGKILL", *ASKING) and not killer
-                    else advise("the finding about the kill says what ran short, and what to change for it")
-                    if killer
-                    else advise(
-                        "is /dev/shm full or small (df -h /dev/shm in the container)? Writing to a mapped file "
-                        "without room behind it ends so",
-                        "--shm-size",
-                        None,
-                        ENOUGH_SHM,
-                    )
-                    if caught == "SIGBUS"
-                    else advise("look for an Xid at that time: dmesg -T | grep -i xid"),
-                    *_restart(view, event),
-                ),
+                (_look(caught, killer), *_restart(view, event)),
             ),
             event.time,
         )
@@ -123,8 +117,50 @@ def died(view: View) -> Iterator[Cause | NotEnough]:
         yield from _exited(view)
 
 
+def _look(caught: str, killer: tuple[LogEvent, ...]) -> Advice:
+    """Return where to look, or what to change, for a process that ended by a signal."""
+    if killer:
+        return advise("the finding about the kill says what ran short, and what to change for it")
+    if caught in ("SIGKILL", *ASKING):
+        return advise("who killed it: dmesg -T | grep -i -E 'oom|killed process', kubectl describe pod, ray logs")
+    if caught == "SIGBUS":
+        return advise(
+            "is /dev/shm full or small (df -h /dev/shm in the container)? Writing to a mapped file without room behind "
+            "it ends so",
+            "--shm-size",
+            None,
+            ENOUGH_SHM,
+        )
+    return advise("look for an Xid at that time: dmesg -T | grep -i xid")
+
+
+def _gone_from_ray(event: LogEvent, who: str) -> Iterator[Cause | NotEnough]:
+    """Judge a worker whose connection to Ray ended: Ray lists what that may be, and does not know which it was."""
+    yield Cause(
+        "worker_died",
+        Explanation(
+            f"{who} was gone without a word of its own. The line cannot tell why: Ray only saw the connection end, and "
+            "lists the OOM killer, ray stop --force and a crash of native code as what it may have been.",
+            0.6,
+            (logged(event),),
+            (
+                advise("on the worker's node: dmesg -T | grep -i -E 'oom|killed process|segfault|xid'"),
+                advise(
+                    "the worker's own last words: /tmp/ray/session_latest/logs on that node (worker-*.err, raylet.out)"
+                ),
+            ),
+        ),
+        event.time,
+    )
+    yield NotEnough(
+        "host_memory_oversubscribed",
+        "dmesg of the worker's node: a kill by the OOM killer looks to Ray like any other end of a worker",
+    )
+
+
 def _restart(view: View, event: LogEvent) -> list[Advice]:
-    if view.run_of(event).sglang:
+    # A unit that was killed has failed, whatever the engine would have returned.
+    if view.run_of(event).sglang or "status=9/KILL" in event.text:
         return []
     return [advise("vLLM exits with status 0 after this: let the supervisor restart always, not on failure only")]
 
@@ -193,8 +229,25 @@ def _told_elsewhere(view: View, event: LogEvent) -> bool:
     run = view.run_of(event)
     later = any(other.source == run.source and other.start > run.start for other in view.runs)
     if event.event == "process_killed":
-        return later and bool(view.events("free_memory_below_budget", "port_in_use"))
+        met = later and bool(view.events("free_memory_below_budget", "port_in_use"))
+        return met or (_failed_before(view, event) and not _killer(view, event))
     return event.event == "worker_dead" and _code(view, event) in (None, 0) and _explained(view, event)
+
+
+def _failed_before(view: View, event: LogEvent) -> bool:
+    """Whether the engine had failed before it was killed: the launchers of both kill what is left of it themselves.
+
+    A process that was gone without an error may have ended by the same hand. What a container ended with has no date.
+    """
+    run = view.run_of(event)
+    dated = event.event != "container_exit"
+    failed = (end for end in view.events("engine_dead", "engine_start_failed") if "unexpectedly" not in end.text)
+    return any(
+        (end.line < event.line and view.run_of(end) is run and moments.together(end, event) is not False)
+        if end.source == event.source
+        else moments.together(end, event) or (not dated and moments.together(end, event) is None)
+        for end in failed
+    )
 
 
 def _foreign(view: View, event: LogEvent) -> bool:
@@ -263,7 +316,8 @@ def _exited(view: View) -> Iterator[Cause | NotEnough]:
     for event in view.events("container_exit"):
         named = (*view.events("out_of_memory_killed"), *view.events("container_killed"))
         told = any(each.field("container") in ("", event.field("container")) for each in named)
-        if number(event, "code") == KILLED and not told and event.field("engine") != "no":
+        own = _failed_before(view, event)
+        if number(event, "code") == KILLED and not (told or own) and event.field("engine") != "no":
             yield Cause(
                 "worker_died",
                 Explanation(

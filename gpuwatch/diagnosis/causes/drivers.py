@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.causes import unmet
 from gpuwatch.diagnosis.causes.view import Cause, advise, group, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, logged, size
 
@@ -49,7 +50,8 @@ def _not_the_model(view: View, event: LogEvent) -> Evidence:
 
 def driver(view: View) -> Iterator[Cause]:
     """Judge a driver that is too old, a GPU that the build has no code for, and a machine without a GPU."""
-    for event in view.events("driver_too_old", "gpu_unsupported", "no_gpu")[:1]:
+    events = view.events("driver_too_old", "gpu_unsupported", "no_gpu")
+    for event in [each for each in events if not unmet.explained_here(each)][:1]:
         found = group(event, "v")
         if event.event == "driver_too_old":
             forward, mixed = event.field("forward"), event.field("mixed")
@@ -67,6 +69,16 @@ def driver(view: View) -> Iterator[Cause]:
                 "built for."
             )
             advice = [advise("use a build for this card's CUDA architecture")]
+        elif event.field("ray"):
+            cause = (
+                "Ray knows of no GPU on the node on which the engine was started: the node has none, or ray start saw "
+                "none there."
+            )
+            advice = [
+                advise("what Ray sees of each node: ray status; nvidia-smi on this one, in the same container"),
+                advise("start Ray on this node with its GPUs named", "ray start --num-gpus"),
+                advise("or start the engine on a node that has a GPU"),
+            ]
         else:
             cause = "The engine found no GPU: no driver, no device in the container, or CUDA_VISIBLE_DEVICES hides it."
             advice = [

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moves, neighbours
-from gpuwatch.diagnosis.causes.oom import NAMED, Case, Phase, phase_of, read_oom, retold
-from gpuwatch.diagnosis.causes.serving import activation
-from gpuwatch.diagnosis.causes.uncounted import lora, uncounted_adapters, uncounted_draft
+from gpuwatch.diagnosis.causes.oom import NAMED, UNSHOWN, Case, Phase, phase_of, read_oom, retold
+from gpuwatch.diagnosis.causes.serving import activation, library
+from gpuwatch.diagnosis.causes.uncounted import lora, pooled, uncounted_adapters, uncounted_draft
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, count, logged, size
 from gpuwatch.diagnosis.finding import NotEnough
+from gpuwatch.engines.flag_versions import available
 from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
@@ -22,10 +24,16 @@ if TYPE_CHECKING:
 
 MOST_OF_CARD = 0.5
 """Where others hold more of the card than this, they are why a request fails, and not how the rest is cut up."""
+UNPOOLED = ("load", "profile")
+"""Steps before there is a KV pool: the engine's share of the card, which sizes it, changes nothing in them."""
 V0_PROFILE = "determine_num_available_blocks"
 """V0's method of the profile run; V1 calls it otherwise."""
 GRAPH_FLAGS = ("cuda-graph-max-bs", "cuda-graph-max-bs-decode")
 """SGLang's flag for the largest batch that is captured, and its name from 0.5.14 on."""
+V0_CAPTURE = re.compile(
+    r"Capturing cudagraphs for decoding|Capturing the model for CUDA graphs|/vllm/worker/(?:model_runner|worker)\.py"
+)
+"""What only vLLM V0 writes when it captures graphs: its line, or frames of its workers."""
 SEATS = 256
 """The default of --max-num-seqs before V1; the sampler's warm-up grows in proportion to it."""
 
@@ -68,9 +76,9 @@ def _beside(case: Case, cause: Cause) -> Cause:
 
 def _by_step(case: Case) -> Iterator[Cause | NotEnough]:
     step, steps = case.phase.step, case.phase.steps
-    if step in ("graphs", "pool", "warmup", "draft", "serve") and (draft := uncounted_draft(case)) is not None:
+    if step in ("graphs", "pool", "warmup", "draft", "serve", UNSHOWN) and (draft := uncounted_draft(case)) is not None:
         yield draft
-    elif step in ("graphs", "pool", "warmup") and (adapters := uncounted_adapters(case)) is not None:
+    elif step in ("graphs", "pool", "warmup", UNSHOWN) and (adapters := uncounted_adapters(case)) is not None:
         yield adapters
     elif step == "multimodal" and "profile" not in steps:
         yield activation(case)
@@ -128,7 +136,7 @@ def foreign_memory(case: Case) -> Cause:
             "stop the process that holds the memory: nvidia-smi lists it; VLLM:: and sglang:: processes of an "
             "earlier start count"
         ),
-        *moves.lower_fraction(case.run, held, case.oom.total, "or leave its memory out of the engine's share"),
+        *_share_beside(case, held),
     ]
     return case.found(
         "startup_gpu_shared",
@@ -138,6 +146,22 @@ def foreign_memory(case: Case) -> Cause:
         advice,
         *neighbours.evidence(tenants),
     )
+
+
+def _share_beside(case: Case, held: float) -> list[Advice]:
+    """Return the advice to leave what others hold out of the engine's share, where that can help.
+
+    Before there is a pool the share changes nothing, and none may be less than what the engine has beside its pool.
+    """
+    run, oom = case.run, case.oom
+    own = (oom.total or 0) - (oom.free or 0) - held
+    least = (run.number("weights.bytes") or 0) if pooled(case) else own
+    why = "or leave its memory out of the engine's share"
+    advice = [] if case.phase.step in UNPOOLED else moves.lower_fraction(run, held, oom.total, why)
+    shares = [float(each.proposed) for each in advice if each.proposed and each.flag == moves.fraction_flag(run)]
+    if advice and not any(share * (oom.total or 0) < least for share in shares):
+        return advice
+    return [advise("or give this engine another card: no share of this one leaves room for what it needs there")]
 
 
 def sampler(case: Case) -> Cause:
@@ -166,17 +190,14 @@ def multimodal(case: Case) -> Cause:
     run = case.run
     length, seats = run.number("max_model_len"), run.number("max_num_seqs")
     advice = [
-        advise(
-            "accept fewer images or videos per prompt; the profile holds that many of the largest size",
-            "--limit-mm-per-prompt",
-            run.text("flag.limit-mm-per-prompt"),
-            '{"image": 1, "video": 0}',
+        *moves.fewer_images(
+            run, "accept fewer images or videos per prompt; the profile holds that many of the largest size"
         ),
         *moves.fewer_seats(run, min(32, int(seats or 256) // 4 or 1), "or profile fewer sequences", seats),
         *moves.shorter(
             run, min(length or 4096, 4096), "or a shorter context: the profile is filled with images", length
         ),
-        advise('or cap the size of one image: {"max_pixels": …}', "--mm-processor-kwargs"),
+        *moves.capped_image(run, "or cap the size of one image"),
     ]
     return case.found(
         "mm_profiling_memory",
@@ -201,7 +222,7 @@ def graphs(case: Case) -> Cause:
     if fraction is not None and total:
         left = f" {fraction:g} of {size(total)} leaves {size((1 - fraction) * total)} for graphs, NCCL and contexts."
     advice = moves.lower_fraction(run, max(case.oom.short, GIB / 2), case.oom.total, "leave more beside the pool")
-    advice += _fewer_graphs(run)
+    advice += _fewer_graphs(case)
     advice += [
         advise(
             "or none, at the price of slower decoding",
@@ -221,19 +242,32 @@ def graphs(case: Case) -> Cause:
     )
 
 
-def _fewer_graphs(run: Run) -> list[Advice]:
+def _looks_first(case: Case) -> bool:
+    """Whether the lines of a run without a version are those of vLLM V0: its capture, or frames of its workers."""
+    if case.run.version is not None:
+        return False
+    begun = [each for each in case.view.events("graph_capture_begin") if case.run.holds(each)]
+    return any(V0_CAPTURE.search(each.text) for each in (*begun, *case.view.frames(case.event)))
+
+
+def _fewer_graphs(case: Case) -> list[Advice]:
     """Return the advice to capture graphs of fewer batch sizes, by what the engine has for it."""
+    run = case.run
     if run.sglang:
         flag = next((flag for flag in GRAPH_FLAGS if run.number(f"flag.{flag}")), GRAPH_FLAGS[0])
         most = run.number(f"flag.{flag}")
         proposed = max(1, int(most) // 4) if most and most > 1 else None
         return [advise("or capture fewer batch sizes", f"--{flag}", most and int(most), proposed)]
-    if moves.first_engine(run):
+    if moves.first_engine(run) or _looks_first(case):
         # V0 captures the batch sizes up to the most requests; it has no flag for the sizes.
         seats = run.number("max_num_seqs")
         why = "or capture fewer batch sizes: V0 has graphs up to this many requests"
         return moves.fewer_seats(run, max(1, int(seats or SEATS) // 4), why, seats)
-    return [advise("or capture fewer batch sizes", "--cudagraph-capture-sizes", None, "1 2 4 8 16 32")]
+    if available("vllm", run.version, "cudagraph-capture-sizes"):
+        return [advise("or capture fewer batch sizes", "--cudagraph-capture-sizes", None, "1 2 4 8 16 32")]
+    # Every version of V1 takes the sizes as a part of this one.
+    sizes = '{"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32]}'
+    return [advise("or capture fewer batch sizes", "--compilation-config", None, sizes)]
 
 
 def profile(case: Case) -> Cause:
@@ -280,19 +314,36 @@ def weights(case: Case) -> Cause:
 
 def unnamed(case: Case) -> Cause:
     """Name an error whose step the files do not tell."""
-    why = "in a step that the files do not show"
+    why, alike = "in a step that the files do not show", " Weights, profile, graphs and a long prompt look alike here."
     advice = [advise("find the step first: the traceback names profile_run, capture_model, execute_model or another")]
+    if case.phase.step == UNSHOWN:
+        why = "after the KV pool was made, in a step that the files do not show"
+        alike = " CUDA graphs, a warm-up and a long prompt look alike here."
+        # More room beside the pool is the way out of each of them.
+        advice += moves.lower_fraction(case.run, case.oom.short, case.oom.total, "or leave more beside the pool")
     if case.phase.step == "pool":
-        why = "while the KV pool was made"
+        why, alike = "while the KV pool was made", ""
         less = "leave more beside the pool"
-        advice = moves.lower_fraction(case.run, case.oom.short, case.oom.total, less)
+        advice = moves.smaller_pool(case.run, _room(case), "the pool has a fixed size that does not fit") or (
+            moves.lower_fraction(case.run, case.oom.short, case.oom.total, less)
+        )
+    if who := library(case):
+        why += f", asked for by {who} beside torch's allocator"
+        advice += moves.lower_fraction(case.run, 0, None, "leave more beside the pool, if it was there by then")
     return case.found(
         "gpu_out_of_memory",
-        f"Memory ran out on {case.where} {why}: {case.asked}. Weights, profile, graphs and a long prompt look alike "
-        "here.",
+        f"Memory ran out on {case.where} {why}: {case.asked}.{alike}",
         0.5,
         advice,
     )
+
+
+def _room(case: Case) -> float | None:
+    """Return what is there for the pool, a part of which was allocated when the rest failed; None if not known."""
+    weights, oom = case.run.number("weights.bytes"), case.oom
+    if weights is None or oom.allocated is None or oom.free is None:
+        return None
+    return oom.allocated - weights + oom.free
 
 
 def warmed_up(view: View) -> Iterator[Cause]:

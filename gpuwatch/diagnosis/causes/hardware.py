@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import statistics
 import time
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moments
 from gpuwatch.diagnosis.causes.view import Cause, advise, number, sampled
 from gpuwatch.diagnosis.explanation import Explanation, logged, told
-from gpuwatch.diagnosis.finding import Evidence
+from gpuwatch.diagnosis.finding import Evidence, NotEnough
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 BUS = frozenset({79})
 _BUS_ID = re.compile(r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d\b")
 _ABSENT = re.compile(r"^absent\.gpuwatch_gpu_\w+\.(?P<gpu>\d+)$")
+_SENSOR = re.compile(r"^absent\.gpuwatch_gpu_(\w+?)(?:_(?:watts|celsius|ratio|bytes|total))?\.\d+$")
 UNREAD = frozenset({"ERR!", "Unknown Error", "GPU is lost", "GPU requires reset"})
 """What nvidia-smi prints in place of a value that the driver failed to read."""
 NAMED_ABOVE = 3
@@ -107,6 +109,24 @@ def _unread(view: View) -> Iterator[Cause]:
         )
 
 
+def unread_sensors(view: View) -> Iterator[NotEnough]:
+    """Tell of a card of which some sensors, and not the card itself, give errors: a sensor, or a card that goes."""
+    dead = unread_cards(view)
+    errors: dict[tuple[str, str], list[Fact]] = {}
+    for fact in view.incident.facts:
+        found = _ABSENT.match(fact.key)
+        if found is not None and fact.value in UNREAD and (fact.source, found["gpu"]) not in dead:
+            errors.setdefault((fact.source, found["gpu"]), []).append(fact)
+    for (source, gpu), facts in errors.items():
+        names = sorted({_SENSOR.sub(r"\1", fact.key).replace("_", " ") for fact in facts})
+        yield NotEnough(
+            "gpu_lost",
+            f"whether GPU {gpu} or only its sensors fail: nvidia-smi prints {facts[0].value} for "
+            f"{' and '.join(names)} [{PurePath(source).name}:{facts[0].line}]; dmesg -T | grep -i -E 'xid|nvrm|pcie'",
+        )
+        return
+
+
 def _container() -> Advice:
     """Return what an unknown error of NVML means in a container, where it is what a lost device looks like."""
     return advise(
@@ -115,36 +135,46 @@ def _container() -> Advice:
     )
 
 
-def lost(view: View) -> Iterator[Cause]:
+def lost(view: View) -> Iterator[Cause | NotEnough]:
     """Judge a GPU that is gone, and a driver that does not answer."""
     gone = view.events("gpu_lost")
     bus = [event for event in view.events("xid") if number(event, "code") in BUS]
     if gone or bus:
         ends = moments.ends(view)
-        event = moments.nearest((*gone, *bus), ends)[0] if ends else (*gone, *bus)[0]
+        times = moments.logged_times(view)
+        every = sorted((*gone, *bus), key=lambda each: moments.far(each, times) != 0)
+        event = moments.nearest(every, ends)[0] if ends else every[0]
         named = [
             each
             for each in view.events("gpu_address")
             if each.source == event.source and 0 < event.line - each.line <= NAMED_ABOVE
         ][-1:]
         where = f" at {named[0].field('pci')}" if named else ""
+        far = moments.far(event, times)
         yield Cause(
             "gpu_lost",
             Explanation(
-                f"A GPU{where} is gone: the driver cannot reach it any more.",
+                f"A GPU{where} was gone then: the driver could not reach it."
+                if far > 0
+                else f"A GPU{where} is gone: the driver cannot reach it any more.",
                 0.92,
-                (*(logged(each) for each in (*named, *gone[:2], *bus[:1])), *moments.elsewhere(event, ends)),
+                (
+                    *(logged(each) for each in (*named, *gone[:2], *bus[:1])),
+                    *moments.elsewhere(event, ends),
+                    *moments.another_time(event, far),
+                ),
                 (
                     advise("look for its Xid and for power and slot: dmesg -T | grep -i -E 'xid|nvrm|pcie'"),
                     advise("it comes back with a reboot or a power cycle"),
                 ),
             ),
             event.time,
-            severity=moments.milder(event, ends),
-            apart=moments.related(event, ends) is False,
+            severity="warning" if far > 0 else moments.milder(event, ends),
+            apart=far != 0 or moments.related(event, ends) is False,
         )
     else:
         yield from _unread(view)
+        yield from unread_sensors(view)
     refused = view.events("driver_error")
     failed = [event for event in refused if not event.field("what").startswith("API mismatch")]
     if failed and not (gone or bus):

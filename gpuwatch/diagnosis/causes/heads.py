@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 MLA = re.compile(r"Deepseek(?:V[2-9]|ForCausalLMV[2-9])|Kimi|LongcatFlash|MLA", re.IGNORECASE)
 """Architectures whose KV cache is one latent vector per token for all heads."""
+_GROUPED = re.compile(r"DP(\d+)_TP(\d+)$")
+MISFIT = "A launch flag has a value that this model cannot take"
+"""What the finding says where the flag is known, and the model has no use for its value."""
 MOST_RANKS = 1024
 """No group of ranks is larger."""
 MORE = 1.5
@@ -58,6 +61,7 @@ def indivisible(
             ),
         ),
         since,
+        title=MISFIT,
     )
 
 
@@ -106,6 +110,7 @@ def uneven_experts(experts: int, ranks: int, event: LogEvent, run: Run) -> Cause
             ),
         ),
         event.time,
+        title=MISFIT,
     )
 
 
@@ -129,11 +134,14 @@ def kv_heads(view: View) -> Iterator[Cause]:
     for run in view.runs:
         heads, where = _heads(view, run)
         dcp = run.number("dcp") or 1
-        if heads is None or run.tp <= heads * dcp or run.tp == 1:
+        # With attention data-parallel, a rank shares its requests with those of its own group only.
+        groups = attention_groups(run)
+        ranks = run.tp // groups
+        if heads is None or ranks <= heads * dcp or ranks <= 1:
             continue
         if _refused(view, run, _configured(view, "num_attention_heads") or run.tp):
             continue
-        copies = run.tp // heads
+        copies = ranks // heads
         if copies < 2:
             continue
         twin = _twin(view, run)
@@ -161,14 +169,20 @@ def kv_heads(view: View) -> Iterator[Cause]:
         yield Cause(
             "kv_head_replication",
             Explanation(
-                f"The model has {heads} KV head{'s' if heads > 1 else ''} and {run.tp} tensor-parallel ranks: every "
+                f"The model has {heads} KV head{'s' if heads > 1 else ''} and {ranks} tensor-parallel ranks"
+                f"{f' in each of {groups} groups of attention' if groups > 1 else ''}: every "
                 f"rank keeps {'the full' if heads == 1 else 'a copied part of the'} KV cache, {copies} times in all, "
                 f"so that more ranks add no room.{gain}",
                 0.9 if twin is not None else 0.75,
                 tuple(evidence),
                 (
-                    *_fewer_ranks(run, copies),
-                    advise("or share the cache among the ranks", "--decode-context-parallel-size", int(dcp), copies),
+                    *_fewer_ranks(run, copies, heads),
+                    advise(
+                        "or share the cache among the ranks" + (" (0.5.16 and newer)" if run.sglang else ""),
+                        "--dcp-size" if run.sglang else "--decode-context-parallel-size",
+                        int(dcp),
+                        copies,
+                    ),
                 ),
             ),
             _time(run),
@@ -177,19 +191,39 @@ def kv_heads(view: View) -> Iterator[Cause]:
         return
 
 
-def _fewer_ranks(run: Run, copies: int) -> list[Advice]:
-    """Return the advice to use the same cards as replicas of so many fewer ranks each; SGLang counts them within TP."""
+def attention_groups(run: Run) -> int:
+    """Return the groups of ranks with requests of their own among the tensor-parallel ranks: SGLang's DP attention."""
+    groups = int(run.number("flag.attn-dp-size") or 0)
+    if run.sglang and not groups and (among := _among_ranks(run)):
+        groups = int(run.number("dp") or among)
+    return groups if groups > 0 and run.tp % groups == 0 else 1
+
+
+def _among_ranks(run: Run) -> int:
+    """Return the groups of SGLang's DP attention, 0 where it is not on: by its flag, or by how the ranks are called.
+
+    Replicas beside each other count their ranks from 0 each; groups among the ranks of one have each rank once.
+    """
+    if run.yes("flag.enable-dp-attention"):
+        return int(run.number("dp") or 1)
+    pairs = {(int(found[1]), int(found[2])) for fact in run.facts if (found := _GROUPED.search(fact.key)) is not None}
+    groups, ranks = ({pair[at] for pair in pairs} for at in (0, 1))
+    return max(groups) + 1 if len(groups) > 1 and len(ranks) == len(pairs) else 0
+
+
+def _fewer_ranks(run: Run, copies: int, heads: int) -> list[Advice]:
+    """Return the advice to use the same cards as replicas of so many fewer ranks each.
+
+    SGLang counts them within TP, which they have to divide.
+    """
     replicas = int(run.number("dp") or 1)
     if run.sglang:
-        return [
-            advise(
-                "run attention data-parallel on the same cards, which --tp-size still counts, with "
-                "--enable-dp-attention",
-                "--dp-size",
-                replicas,
-                replicas * copies,
-            )
-        ]
+        among = _among_ranks(run) > 0
+        cards = run.tp if among else run.tp * replicas
+        groups = next(each for each in range(1, cards + 1) if cards % each == 0 and cards // each <= heads)
+        why = "run attention data-parallel on the same cards, which --tp-size still counts, with --enable-dp-attention"
+        more = [] if cards == run.tp else [advise("and count all cards", "--tp-size", run.tp, cards)]
+        return [advise(why, "--dp-size", replicas, groups), *more]
     return [
         advise(
             "run attention data-parallel on the same cards: fewer ranks in each replica (a MoE model also needs "

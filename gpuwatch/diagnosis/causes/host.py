@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.causes import unmet
 from gpuwatch.diagnosis.causes.view import Cause, advise, amount, from_fact, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, logged, size
 from gpuwatch.units import GIB
@@ -31,7 +32,10 @@ SLEEP_GROWTH = 1.5
 
 def host_budget(view: View) -> Iterator[Cause]:
     """Judge host memory that was promised more than once: per-rank offload, a container's limit that was not seen."""
-    for event in view.events("kv_host_memory_short")[:1]:
+    short = view.events("kv_host_memory_short")
+    for event in [each for each in short if unmet.explained_here(each)][:1]:
+        yield unmet.host_cache(event, view.run_of(event))
+    for event in [each for each in short if not unmet.explained_here(each)][:1]:
         free, total, asked = (number(event, name) or 0.0 for name in ("free", "total", "req"))
         limits = [each for each in view.events("memory_limit", "cpu_limit") if group(each, "size", "memory")]
         yield Cause(

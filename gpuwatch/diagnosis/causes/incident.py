@@ -18,7 +18,8 @@ Conventions between whoever reads files and the causes that judge them:
   event has fields ``process`` (vLLM's process tag or the ranks) and ``repeat`` (lines that Ray left out), where there
   is one.
 * ``env.NAME`` is a setting of the environment (``set`` for secrets), ``absent.SERIES.GPU`` what nvidia-smi printed
-  instead of a value (``N/A``, ``Insufficient Permissions``), ``nvidia_smi.processes`` the number of processes listed.
+  instead of a value (``N/A``, ``Insufficient Permissions``), ``nvidia_smi.processes`` the number of processes listed,
+  ``nvidia_smi.display`` a display server of WSL among them.
 * ``page.engine`` (empty where a page has no engine's metrics), ``page.names`` (family names with prefix, separated by
   spaces) and ``page.pids`` (different ``pid`` labels of one series) describe a saved metrics page;
   ``page.absent.SERIES`` is why a series is missing from it.

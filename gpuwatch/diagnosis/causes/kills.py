@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes import cgroup, moments
+from gpuwatch.diagnosis.causes import cgroup, evictions, moments
 from gpuwatch.diagnosis.causes.owners import is_other, names_engine, of_engine
 from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, logged, size
@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 
 KILLED = 137
 """128 + SIGKILL: what a shell, Docker and Kubernetes report of a process that was killed."""
-_LIMIT = re.compile(r"^(\d+(?:\.\d+)?) ?([KMGT]i?B?)$")
+_HOST = ("Out of memory", "System OOM")
+"""What the kernel and the kubelet call it when a whole host has no memory left."""
+_LIMIT = re.compile(r"^(\d+(?:\.\d+)?) ?([KMGT]i?B?|[kmg]?)$")
 
 
 def host_kills(view: View) -> Iterator[Cause]:
     """Judge kills for lack of host memory, by their killer: Ray, or the kernel for a container or the host."""
     yield from _ray(view)
-    yield from _evicted(view)
+    yield from evictions.evicted(view)
     killed = view.events("out_of_memory_killed")
     memcg = [event for event in killed if event.field("scope").startswith("Memory cgroup")]
-    whole = [event for event in killed if event.field("scope") == "Out of memory"]
+    whole = [event for event in killed if event.field("scope") in _HOST]
     units = [event for event in killed if not event.field("scope") and event.field("name")]
     kubernetes = [event for event in killed if not event.field("scope") and not event.field("name")]
     constraint = {event.field("constraint") for event in view.events("oom_constraint")}
@@ -39,7 +41,10 @@ def host_kills(view: View) -> Iterator[Cause]:
         for event in view.events("oom_constraint", "pod_usage")
         if "kubepods" in event.field("group") or event.event == "pod_usage"
     ]
-    if kubernetes or (memcg and (pods or any(given.kind == "kubernetes" for given in view.incident.inputs))):
+    unlimited = [event for event in kubernetes if event.field("limit") == "none"]
+    if unlimited and len(unlimited) == len(kubernetes):
+        yield _without_limit(view, unlimited[0])
+    elif kubernetes or (memcg and (pods or any(given.kind == "kubernetes" for given in view.incident.inputs))):
         # A container that is known to be another one than the engine's explains nothing where that one was killed too.
         yield _container(view, tuple(sorted(_likeliest(view, (*kubernetes, *memcg)), key=is_other)))
     elif memcg or whole:
@@ -104,33 +109,6 @@ def _ray(view: View) -> Iterator[Cause]:
         )
 
 
-def _evicted(view: View) -> Iterator[Cause]:
-    events = moments.nearest(view.events("pod_evicted"), moments.ends(view))
-    for event in events[:1]:
-        text = " ".join(each.text for each in events).lower()
-        named = next((group(each, "resource") for each in events if group(each, "resource")), "")
-        resource = named or ("ephemeral-storage" if "ephemeral" in text else "memory" if "memory" in text else "")
-        remedy = {
-            "memory": "request as much memory as the engine needs, so that the node is not overcommitted",
-            "ephemeral-storage": "put models and caches on a volume; raise the limit on ephemeral-storage",
-        }.get(resource, "kubectl describe pod names the resource that ran out")
-        yield Cause(
-            "k8s_evicted",
-            Explanation(
-                "Kubernetes evicted the pod" + (f": the node ran low on {resource}." if resource else "."),
-                0.93,
-                (
-                    *(logged(each) for each in events[:2]),
-                    ruled_out("the engine: the node asked for the place back", event),
-                ),
-                (advise(remedy),),
-            ),
-            event.time,
-            severity=moments.milder(event, moments.ends(view)),
-            apart=moments.related(event, moments.ends(view)) is False,
-        )
-
-
 def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
     event = events[0]
     name, other = event.field("container"), is_other(event)
@@ -173,17 +151,43 @@ def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
     )
 
 
+def _without_limit(view: View, event: LogEvent) -> Cause:
+    """Explain a container that has no limit of its own and was ended by the OOM killer all the same."""
+    ends = moments.ends(view)
+    return Cause(
+        "host_memory_oversubscribed",
+        Explanation(
+            "The OOM killer ended a process of the container, and the container has no memory limit of its own: the "
+            "whole host ran out of memory, or a limit above the container (a slice, docker's own cgroup) was reached.",
+            0.85,
+            (
+                logged(event),
+                ruled_out("a limit of the container: HostConfig.Memory is 0", event),
+                ruled_out("GPU memory: the kernel kills for host memory only", event),
+            ),
+            (
+                advise("which of the two, and who took it: dmesg -T | grep -i -A40 oom"),
+                advise("less host memory for the engine: smaller CPU offload and swap space, or more memory"),
+            ),
+        ),
+        event.time,
+        severity="critical" if moments.related(event, ends) is not False else None,
+        apart=moments.related(event, ends) is False,
+    )
+
+
 def _more_room(view: View, kill: LogEvent, limit: str) -> Iterator[Advice]:
     """Yield what to change for a container that crossed its limit, by who held how much where that is known."""
     other, held = is_other(kill), cgroup.held_by(kill)
     alien = cgroup.innocent(view, kill)
     filled, _, shared = cgroup.filled(view, kill)
+    docker = kill.field("runtime") == "docker"
     yield advise(
         "raise the container's memory limit"
         + (f" well above the {size(held)} that it held" if held and not limit else "")
         + (f"; the process that was killed held {size(held)} of it" if held and limit and not alien else "")
         + ("" if other else ": workers x shard, plus /dev/shm"),
-        "resources.limits.memory",
+        "docker run --memory" if docker else "resources.limits.memory",
         limit or None,
         # Where the victim held next to nothing, what is needed is what the others hold: not known here.
         None if alien or filled else _doubled(limit),
@@ -235,7 +239,7 @@ def _kernel(view: View, events: tuple[LogEvent, ...], constraint: set[str]) -> C
     held = cgroup.held_by(event)
     own, ends = of_engine(view, event), moments.ends(view)
     limit = _enforced(view, event)
-    host = event.field("scope") == "Out of memory" and "CONSTRAINT_MEMCG" not in constraint
+    host = event.field("scope") in _HOST and "CONSTRAINT_MEMCG" not in constraint
     where = "the whole host ran out of memory" if host else "its cgroup's limit was reached"
     limits = [each for each in view.events("oom_constraint") if each.field("pid") in ("", pid)]
     others = [each for each in events[1:] if moments.together(each, event) is not False]
@@ -267,7 +271,8 @@ def _kernel(view: View, events: tuple[LogEvent, ...], constraint: set[str]) -> C
                 advise("or more memory")
                 if host
                 else advise(
-                    "or a higher limit of the cgroup (systemd MemoryMax, docker --memory)",
+                    "or a higher limit of the cgroup (systemd MemoryMax, docker --memory, resources.limits.memory of a "
+                    "pod)",
                     "memory.max" if limit else "",
                     limit or None,
                     _doubled(limit),
@@ -278,6 +283,7 @@ def _kernel(view: View, events: tuple[LogEvent, ...], constraint: set[str]) -> C
         # An engine that is killed ends: what it served fails.
         severity="info" if apart and not own else "critical" if own and not apart and _ended(view, event) else None,
         apart=apart,
+        title="" if host else "A process reached the memory limit of its cgroup",
     )
 
 
@@ -293,20 +299,34 @@ def _unit(view: View, events: tuple[LogEvent, ...]) -> Cause:
     apart = moments.related(event, ends) is False
     own = of_engine(view, event)
     failed = any("Failed with result" in each.text and each.field("name") == unit for each in events)
+    oomd = [each for each in view.events("oomd_kill") if each.field("name") == unit][:1]
+    cause = (
+        f"The OOM killer ended a process of {unit}: the host's memory ran out, or the unit's limit (MemoryMax) was "
+        "reached."
+    )
+    which = advise(f"which of the two: dmesg -T | grep -i oom; systemctl show {unit} -p MemoryMax -p MemoryPeak")
+    for told in oomd:
+        cause = f"systemd-oomd ended {unit}, and not the kernel: memory or swap of the host was nearly used up."
+        which = advise("who takes the memory: systemd-cgtop -m; oomctl says what systemd-oomd watches")
+        if told.field("share"):
+            cause = (
+                f"systemd-oomd ended {unit}, and not the kernel: tasks of {told.field('slice')} waited for memory for "
+                f"{told.field('share')} % of the time, over the limit of {told.field('limit')} %."
+            )
     return Cause(
         "host_memory_oversubscribed",
         Explanation(
-            f"The OOM killer ended a process of {unit}: the host's memory ran out, or the unit's limit (MemoryMax) was "
-            "reached.",
+            cause,
             0.9,
             (
+                *(logged(told) for told in oomd),
                 logged(event),
                 ruled_out("GPU memory: the kernel kills for host memory only", event),
                 *moments.doubt(event, ends),
                 *moments.elsewhere(event, ends),
             ),
             (
-                advise(f"which of the two: dmesg -T | grep -i oom; systemctl show {unit} -p MemoryMax -p MemoryPeak"),
+                which,
                 advise(
                     "less host memory for the engine: smaller CPU offload and swap space, fewer workers while loading"
                 ),

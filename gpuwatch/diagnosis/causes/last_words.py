@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes import moments
+from gpuwatch.diagnosis.causes import moments, requests
 from gpuwatch.diagnosis.causes.view import FRAMES_BEFORE, group
 from gpuwatch.diagnosis.finding import NotEnough
+from gpuwatch.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +23,10 @@ ERRORS = ("exception", "cuda_error", "graph_capture_failed")
 _BUILD = re.compile(r"CalledProcessError|ninja|[Cc]ompil|Inductor|subprocess")
 TAIL = 40
 """Lines from the last error to the end of a log that ends with it: what is printed while a server is put away."""
+_ALIGNED = re.compile(r"with size (?P<size>\d+)\b.*? but only (?P<left>\d+) bytes available in AlignedAllocator")
+WORKSPACE = 384 * MIB
+"""FlashInfer's workspace in SGLang 0.3 to 0.5.23; vLLM 0.11.1 and newer have 394 MiB."""
+STEP = 128 * MIB
 _GOES_ON = ("stats", "prefix_cache_reset", "retraction")
 _CANCELLED = ("CancelledError", "KeyboardInterrupt", "SystemExit", "ClientDisconnect")
 
@@ -35,7 +41,39 @@ _HINTS = (
         r"Model architectures? \[.*(?:not supported|failed to be inspected)|does not recognize this architecture",
         "this version does not know the model: a newer one of the engine or of Transformers may",
     ),
-    (r"AlignedAllocator", "FlashInfer's workspace is too small for the batch (SGLANG_FLASHINFER_WORKSPACE_SIZE)"),
+    (
+        r"busy or unavailable",
+        (
+            "another process has the card and it is in exclusive mode, or it has to be reset: nvidia-smi -q -d COMPUTE "
+            "names the mode (nvidia-smi -c 0 shares it), nvidia-smi who is on it"
+        ),
+    ),
+    (
+        r"No space left on device|os error 28",
+        "a disk is full, or /dev/shm: df -h of the folder that is named, df -i, and df -h /tmp ~/.cache /dev/shm",
+    ),
+    (
+        r"can't start new thread|Resource temporarily unavailable",
+        "no more threads are allowed: ulimit -u, the container's pids limit (docker --pids-limit), and OMP_NUM_THREADS",
+    ),
+    (
+        r"HTTPError: 429|Too Many Requests",
+        "the hub refuses more requests for now: wait, give a token (HF_TOKEN), or name a folder that is there already",
+    ),
+    (
+        r"There is no module or parameter named|KeyError: '[\w.]+\.(?:weight|bias|scales|qweight|qzeros)\w*'",
+        (
+            "the checkpoint has a weight that the model does not have in this version: a newer version, or a "
+            "quantisation that config.json does not name"
+        ),
+    ),
+    (
+        r"NIXL_ERR|nixl\w*Error",
+        (
+            "NIXL could not set the transfer of KV cache up. Which of its transports failed, the lines of UCX above "
+            "say (UCX_LOG_LEVEL=info; UCX_NET_DEVICES names the card, UCX_TLS the transports)"
+        ),
+    ),
     (r"dispatch head_dim", "the attention backend has no kernel for this size of a head: choose another one"),
     (
         r"nvcc",
@@ -57,6 +95,28 @@ _HINTS = (
         r"Python\.h|Failed to find C compiler",
         "Triton compiles at start: install gcc and the headers of this Python (python3-dev)",
     ),
+    (
+        r"undefined symbol",
+        (
+            "a compiled part was built against another version of torch than the one installed: install the two "
+            "together (the torch that this version of the engine asks for; pip check), in a fresh environment"
+        ),
+    ),
+    (
+        r"Errno 99\b|Cannot assign requested address",
+        (
+            "the address that the server was told to listen on (--host), or that its processes meet at, is none of "
+            "this machine or container: 0.0.0.0 takes all of them, ip addr lists them"
+        ),
+    ),
+    (
+        r"OutOfResources: out of resource: shared memory",
+        (
+            "a Triton kernel wants more shared memory in bytes than a multiprocessor of this card has: kernels of "
+            "quantised weights and attention are tuned for larger cards. Another kernel (--attention-backend, "
+            "--quantization), a checkpoint in another quantisation, or a newer version; no memory setting helps"
+        ),
+    ),
     (r"^LLVM ERROR", "the compiler of a Triton kernel gave up: another backend, or a newer Triton, may do"),
 )
 
@@ -64,8 +124,34 @@ _HINTS = (
 def words(event: LogEvent) -> str:
     """Return an error in its own words, where it stands, and what these words say."""
     said = ": ".join(filter(None, (group(event, "type", "type2", "type3", "type4"), _said(event))))
-    hint = next((hint for regex, hint in _HINTS if re.search(regex, said or event.text)), "")
+    hint = _workspace(said) or next((hint for regex, hint in _HINTS if re.search(regex, said or event.text)), "")
     return f"{said or event.text} [{PurePath(event.source).name}:{event.line}]" + (f"; {hint}" if hint else "")
+
+
+def _workspace(said: str) -> str:
+    """Return how large FlashInfer's workspace has to be at least, where an error says what was left of it."""
+    found = _ALIGNED.search(said)
+    if found is None:
+        return ""
+    short = int(found["size"]) - int(found["left"])
+    least = math.ceil((WORKSPACE + short) / STEP) * STEP
+    return (
+        f"FlashInfer's workspace is too small for the batch by {short / MIB:.0f} MiB. Unless it was set, it has "
+        f"{WORKSPACE // MIB} MiB: SGLANG_FLASHINFER_WORKSPACE_SIZE={least} ({least // MIB} MiB; in vLLM "
+        "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE), or fewer tokens in a step"
+    )
+
+
+def _transport(view: View, event: LogEvent) -> str:
+    """Return what UCX said shortly before an error of a transfer."""
+    if re.search(r"NIXL|nixl|UCX|Mooncake", f"{event.field('type')} {_said(event)}") is None:
+        return ""
+    near = [
+        each
+        for each in view.events("transport_error")
+        if each.source == event.source and 0 <= event.line - each.line <= FRAMES_BEFORE
+    ]
+    return "".join(f". UCX: {each.field('why')} [{PurePath(each.source).name}:{each.line}]" for each in near[-1:])
 
 
 def _cause_above(view: View, event: LogEvent) -> LogEvent:
@@ -100,6 +186,8 @@ def _said(event: LogEvent) -> str:
         return f"Capture cuda graph failed: {event.field('e')}"
     if event.event == "cuda_error":
         return f"CUDA error: {event.field('what').strip()}"
+    if event.event == "nccl_error":
+        return f"NCCL error: {group(event, 'msg', 'code')}"
     return group(event, "text", "text2", "text3", "text4", "msg", "code")
 
 
@@ -114,7 +202,7 @@ def unexplained(view: View) -> Iterator[NotEnough]:
     last = [raised] if raised is not None else list(_last(view))
     for error in last:
         event = _cause_above(view, error)
-        said = words(event) + _shared_buffers(view, error)
+        said = words(event) + _shared_buffers(view, error) + _transport(view, error)
         known = "; " in said.partition("]")[2]
         yield NotEnough(
             "worker_died",
@@ -132,8 +220,11 @@ def _raised(view: View, end: LogEvent) -> LogEvent | None:
     run = view.run_of(end)
     near = [
         each
-        for each in view.events(*ERRORS)
-        if run.holds(each) and abs(each.line - end.line) <= FRAMES_BEFORE and moments.together(each, end) is not False
+        for each in view.events(*ERRORS, "nccl_error")
+        if run.holds(each)
+        and abs(each.line - end.line) <= FRAMES_BEFORE
+        and moments.together(each, end) is not False
+        and not requests.refused(each)
     ]
     own = [each for each in near if each.field("process") == end.field("process")]
     told = [each for each in near if each.event != "exception"]
@@ -145,7 +236,11 @@ def _last(view: View) -> Iterator[LogEvent]:
     for given in view.incident.inputs:
         if given.kind != "engine_log":
             continue
-        errors = [event for event in view.events(*ERRORS) if event.source == given.path and not _cancelled(event)]
+        errors = [
+            event
+            for event in view.events(*ERRORS)
+            if event.source == given.path and not _cancelled(event) and not requests.only(view, event)
+        ]
         if not errors:
             continue
         last = max(errors, key=lambda event: event.line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.causes.moments import DAY
 from gpuwatch.diagnosis.explanation import told as fact_told
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ WHILE_RUNNING = frozenset(
     {"kv_preemption_storm", "sglang_retraction_storm", "sglang_kv_alloc_failure", "engine_stalled"}
 )
 """Critical findings about an engine that goes on running."""
+
+WEEK = 7 * DAY
+"""A start in another log that came later than this has nothing to do with the one that failed."""
 
 
 def told(view: View, finding: Finding) -> Finding:
@@ -60,7 +64,7 @@ def _ready(run: Run | None) -> Fact | None:
 def _served(view: View, seen: Evidence) -> Fact | None:
     """Return the line from which the last later start serves, if it did not fail the same way.
 
-    A start of the same log is later by its line, one of another log of that engine by its time.
+    A start of the same log is later by its line, one of another log of that engine by its time, within a week.
     """
     run = _run(view, seen)
     if run is None:
@@ -71,7 +75,8 @@ def _served(view: View, seen: Evidence) -> Fact | None:
     else:
         moment = _moment(view, run, seen) if run.all("started") else 0
         logs = [other for other in view.runs if moment and other.source != seen.source and other.all("started")]
-        apart = [other for other in logs if _began(other) > moment and other.sglang == run.sglang and _ready(other)]
+        near = (other for other in logs if moment < _began(other) <= moment + WEEK)
+        apart = [other for other in near if other.sglang == run.sglang and _ready(other)]
         if not apart:
             return None
         last = max(apart, key=_began)

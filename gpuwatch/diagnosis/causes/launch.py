@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.causes import ports, refused_values, unmet
 from gpuwatch.diagnosis.causes.heads import indivisible, uneven_experts
 from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, logged
@@ -28,7 +30,11 @@ _OPTION = re.compile(r"^--[a-z][\w-]*$", re.IGNORECASE)
 def flags(view: View) -> Iterator[Cause | NotEnough]:
     """Judge launch flags: refused by the engine in its log, or not known to this version by the tables."""
     refused = tuple(event for event in view.events("unknown_flag") if _of_engine(view, event))
-    invalid = tuple(event for event in view.events("flag_value_invalid") if _of_engine(view, event))
+    invalid = tuple(
+        event
+        for event in view.events("flag_value_invalid")
+        if _of_engine(view, event) and not (unmet.explained_here(event) and unmet.survived(view, event))
+    )
     yield from (_refused(view, event) for event in refused[:1])
     for event in invalid[:1]:
         yield _bad_value(event, view.run_of(event))
@@ -41,7 +47,15 @@ def flags(view: View) -> Iterator[Cause | NotEnough]:
     seen = {name for event in refused for name in event.field("args").split()}
     problems = [(problem, fact) for problem, fact in _problems(view) if f"--{problem.flag}" not in seen]
     unknown = [(problem, fact) for problem, fact in problems if problem.kind == "unknown"]
-    risky = [(problem, fact) for problem, fact in problems if problem.kind == "risky"]
+    # A log that is watched live is that of an engine that took its flags.
+    live = not view.incident.inputs
+    values = [] if invalid or live else list(refused_values.problems(view, _engine_of(view)))
+    bad = {problem.flag for problem, _ in values}
+    risky = [(problem, fact) for problem, fact in problems if problem.kind == "risky" and problem.flag not in bad]
+    if values and not (refused or unknown):
+        cause = _listed("flag_unknown", values, "This engine does not take the value, and will not start with it")
+        yield replace(cause, title="A launch flag has a value that no engine takes")
+    unknown += values if unknown else []
     if unknown and not refused:
         yield _listed("flag_unknown", unknown, "This engine does not have the flag, and will not start with it")
     if risky:
@@ -123,6 +137,7 @@ def _sentence(text: str) -> str:
 def _problems(view: View) -> Iterator[tuple[FlagProblem, Fact]]:
     """Return what is wrong with the flags of every run and command, each flag once."""
     said: set[str] = set()
+    tagged = {fact.source: str(fact.value) for fact in view.incident.facts if fact.key == "version"}
     for run in view.runs:
         engine = run.text("engine") or _engine_of(view)
         if engine not in ("vllm", "sglang"):
@@ -131,8 +146,10 @@ def _problems(view: View) -> Iterator[tuple[FlagProblem, Fact]]:
         given: dict[str, Fact] = {fact.key: fact for fact in (*run.facts, *run.loose.values())}
         command = given.get("command")
         names = _options(str(command.value)) if command is not None else []
+        # A command that names its own version, by the tag of an image, is one of that version.
+        own = tagged.get(command.source, version) if command is not None and command.source != run.source else version
         for name in names:
-            problem = misnamed_flag(engine, version, name) or unknown_flag(engine, version, name)
+            problem = misnamed_flag(engine, own, name) or unknown_flag(engine, own, name)
             if problem is not None and command is not None and name not in said:
                 said.add(name)
                 yield problem, command
@@ -218,6 +235,8 @@ def _bad_value(event: LogEvent, run: Run) -> Cause:
         return indivisible(heads, ranks, (logged(event),), event.time)
     if event.field("experts"):
         return uneven_experts(int(number(event, "experts") or 1), int(number(event, "ep") or 1), event, run)
+    if unmet.explained_here(event):
+        return unmet.bad_value(event, run)
     flag = event.field("flag").split("/")[-1].strip()
     missing = event.field("missing")
     why = event.field("why")
@@ -250,7 +269,10 @@ def port(view: View) -> Iterator[Cause | NotEnough]:
         own = not inputs or any(given.engine and given.path == event.source for given in inputs)
         run = view.run_of(event)
         if event.field("meeting"):
-            yield _meeting_point(event, run, 0.95 if own else 0.7)
+            yield ports.meeting_point(event, run, 0.95 if own else 0.7)
+            return
+        if event.field("queue"):
+            yield ports.queue(event, run, 0.95 if own else 0.7)
             return
         taken = number(event, "port") or run.number("flag.port")
         shown = f"Port {taken:.0f}" if taken else "The port"
@@ -278,37 +300,9 @@ def port(view: View) -> Iterator[Cause | NotEnough]:
         )
 
 
-def _meeting_point(event: LogEvent, run: Run, confidence: float) -> Cause:
-    """Explain a port at which the ranks of a group meet, which is none that the server listens on."""
-    taken = number(event, "at")
-    shown = f"Port {taken:.0f}" if taken else "A port"
-    free = int(taken) + 1 if taken else None
-    current = int(taken) if taken else None
-    vllm = advise("another base port for the ranks (torchrun: MASTER_PORT)", "VLLM_PORT", current, free)
-    sglang = advise(
-        "another port for the ranks; on several nodes the port of --dist-init-addr", "--nccl-port", current, free
-    )
-    named = run.text("engine")
-    advice = [sglang] if run.sglang else [vllm] if named == "vllm" else [vllm, sglang]
-    return Cause(
-        "port_in_use",
-        Explanation(
-            f"{shown} is taken: the ranks of the group wanted to meet there (torch.distributed). It is not the port "
-            "that the server listens on: another engine on this machine has it, or one of an earlier start.",
-            confidence,
-            (logged(event), ruled_out("the server's own --port: torch's store of the group was to listen", event)),
-            (
-                *advice,
-                advise(f"who holds it: ss -ltnp 'sport = :{taken:.0f}'" if taken else "who holds it: ss -ltnp"),
-            ),
-        ),
-        event.time,
-    )
-
-
 def model(view: View) -> Iterator[Cause]:
     """Judge a model that cannot be found, may not be read, or whose hub cannot be reached."""
-    missing = view.events("model_not_found")
+    missing = tuple(event for event in view.events("model_not_found") if not unmet.explained_here(event))
     denied = view.events("model_access_denied")
     down = view.events("hub_unreachable")
     events = denied or missing or down
@@ -348,9 +342,33 @@ def model(view: View) -> Iterator[Cause]:
     yield Cause("model_not_found", Explanation(cause, 0.93, tuple(evidence), tuple(advice)), event.time)
 
 
+def _unquantised(event: LogEvent, name: str, short: str) -> Cause:
+    """Explain a quantisation that the GPU has no kernels for: no type of the activations changes that."""
+    return Cause(
+        "dtype_unsupported",
+        Explanation(
+            f"The GPU has no kernels for checkpoints quantised as {name}{short}.",
+            0.95,
+            (
+                logged(event),
+                ruled_out("the type of the activations: none of them changes what the weights need", event),
+            ),
+            (
+                advise(
+                    "a checkpoint in another quantisation that this GPU has, such as gptq, or none",
+                    "--quantization",
+                    name,
+                ),
+                advise("or a GPU of the compute capability that is needed"),
+            ),
+        ),
+        event.time,
+    )
+
+
 def types(view: View) -> Iterator[Cause]:
     """Judge a type that the GPU cannot compute in."""
-    for event in view.events("dtype_unsupported")[:1]:
+    for event in [each for each in view.events("dtype_unsupported") if not unmet.explained_here(each)][:1]:
         run = view.run_of(event)
         name = group(event, "dtype", "dtype2", "method")
         has, needs = group(event, "has", "cap").rstrip("."), group(event, "needs", "min").rstrip(".")
@@ -364,6 +382,9 @@ def types(view: View) -> Iterator[Cause]:
         others = () if model else (
             advise("or a checkpoint in another quantisation", "--quantization", run.text("quantization") or None),
         )  # fmt: skip
+        if event.field("method"):
+            yield _unquantised(event, name, short)
+            continue
         ok = event.field("ok")
         yield Cause(
             "dtype_unsupported",

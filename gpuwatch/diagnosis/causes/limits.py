@@ -196,7 +196,6 @@ def image_tokens(view: View) -> Iterator[Cause]:
     for event in view.events("mm_profile_short")[:1]:
         run = view.run_of(event)
         worst, profiled = number(event, "worst"), number(event, "len")
-        limit = run.text("flag.limit-mm-per-prompt")
         need = (
             f"The largest inputs take {count(worst)} tokens, more" if worst else "The largest inputs take more tokens"
         )
@@ -218,7 +217,7 @@ def image_tokens(view: View) -> Iterator[Cause]:
                         'cap the size of one image in the engine, not in the client: {"max_pixels": …}',
                         "--mm-processor-kwargs",
                     ),
-                    advise("and accept fewer per prompt", "--limit-mm-per-prompt", limit, '{"image": 1, "video": 0}'),
+                    *moves.fewer_images(run, "and accept fewer per prompt"),
                     advise(
                         "or profile longer steps",
                         "--max-num-batched-tokens",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.owners import foreign_unit
@@ -9,7 +10,7 @@ from gpuwatch.diagnosis.causes.view import number, ruled_out
 from gpuwatch.diagnosis.finding import Evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpuwatch.diagnosis.causes.view import View
     from gpuwatch.diagnosis.finding import Severity
@@ -29,7 +30,7 @@ ZONES = 14 * HOUR
 """No time zone is further from UTC."""
 ZONE_STEP = 30 * MINUTE
 """Nearly all time zones differ by a multiple of this."""
-YEARS = (365 * DAY, 366 * DAY)
+HALF_YEAR = 183 * DAY
 
 ASKED = 2 * MINUTE
 """A server that was asked to end is killed after 30 s (Kubernetes) to 90 s (systemd) where it has not ended by then."""
@@ -86,8 +87,19 @@ def between(cause: int, effect: int) -> int | None:
     if not cause or not effect:
         return None
     gap = effect - cause
-    sign = -1 if gap < 0 else 1
-    return min((gap, *(gap - sign * year for year in YEARS)), key=abs)
+    if abs(gap) <= HALF_YEAR:
+        return gap
+    moved = _a_year_on(effect, -1 if gap > 0 else 1)
+    return min((gap, moved - cause), key=abs)
+
+
+def _a_year_on(millis: int, years: int) -> int:
+    """Return the same day and time of another year; of 29 February the next day."""
+    moment = datetime.fromtimestamp(millis // 1000, timezone.utc)
+    if (moment.month, moment.day) == (2, 29):
+        moment = moment.replace(month=3, day=1)
+    moved = moment.replace(year=moment.year + years)
+    return int(moved.timestamp()) * 1000 + millis % 1000
 
 
 def together(cause: LogEvent, effect: LogEvent) -> bool | None:
@@ -163,6 +175,46 @@ def milder(cause: LogEvent, effects: Sequence[LogEvent]) -> Severity | None:
     if related(cause, effects) is not False:
         return None
     return "warning" if all((lag(cause, effect) or 0) > 0 for effect in effects) else None
+
+
+def logged_times(view: View) -> dict[str, tuple[int, int]]:
+    """Return the first and the last time of each engine's log; nothing where an end is told, by which all is judged."""
+    logs = {given.path for given in view.incident.inputs if given.kind == "engine_log"}
+    times: dict[str, list[int]] = {}
+    if not ends(view):
+        events = ((event.source, event.time) for event in view.incident.events)
+        facts = ((fact.source, fact.time) for fact in view.incident.facts)
+        for source, time in (*events, *facts):
+            if source in logs and time:
+                times.setdefault(source, []).append(time)
+    return {source: (min(seen), max(seen)) for source, seen in times.items()}
+
+
+def far(event: LogEvent, times: Mapping[str, tuple[int, int]]) -> int:
+    """Return the milliseconds from a line to the next of some logs, where that lies more than a day away; else 0.
+
+    It is negative where the log ends before the line. `times` are those of `logged_times`.
+    """
+    if not event.time or event.source in times:
+        return 0
+    gaps = []
+    for first_time, last_time in times.values():
+        first, last = between(event.time, first_time) or 0, between(event.time, last_time) or 0
+        gaps.append(first if first > 0 else min(0, last))
+    gap = min(gaps, key=abs, default=0)
+    return gap if abs(gap) > DAY else 0
+
+
+def another_time(event: LogEvent, far: int) -> list[Evidence]:
+    """Return what says that a line is of another time than the engine's log, by the distance of `far`."""
+    if not far:
+        return []
+    told = (
+        f"this as part of what the engine's log tells: it came {lasting(far)} before that log begins"
+        if far > 0
+        else f"this as part of what the engine's log tells: it came {lasting(-far)} after that log ends"
+    )
+    return [ruled_out(told, event)]
 
 
 def lasting(millis: float) -> str:

@@ -25,11 +25,19 @@ LARGEST_CARD = 288 * GIB
 """No card that engines run on has more memory (B300)."""
 V1 = (0, 8, 0)
 """vLLM from here on uses the V1 engine unless told otherwise."""
+JSON_LIMITS = (0, 9, 0)
+"""vLLM from here on reads --limit-mm-per-prompt as JSON without a complaint."""
 DEFAULT_SWAP = 4 * GIB
 SPARE = 8 * GIB
 """What SGLang's guide to tuning wants free after the start for activations: 5 to 8 GB."""
 RESERVE = GIB // 2
 """What is left free beside a peak that was seen: the next one may be a little larger."""
+POOL_FLAG = "--kv-cache-memory-bytes"
+"""vLLM's flag for a pool of a fixed size, with which it does not profile."""
+QUARTER = GIB // 4
+"""Sizes of a fixed pool are proposed in multiples of this."""
+UNMEASURED = 5 * GIB // 2
+"""What the activations of a step and CUDA graphs may take where the engine did not profile them."""
 
 
 def chunk_flag(run: Run) -> str:
@@ -96,10 +104,32 @@ def first_engine(run: Run) -> bool:
     return run.number("kv.cpu_blocks") is not None or (run.version is not None and run.version < V1)
 
 
-def smaller_chunk(run: Run, step_tokens: float | None = None) -> list[Advice]:
+def fixed_pool(run: Run) -> float | None:
+    """Return the bytes of a KV pool that a flag of vLLM fixes, beside which its share of the card has no effect."""
+    return None if run.sglang else run.number(f"flag.{POOL_FLAG.removeprefix('--')}")
+
+
+def _set_pool(pool: float, change: float, why: str) -> list[Advice]:
+    """Return the advice to change a fixed pool by some bytes, to a quarter of a GiB; no value where none is left."""
+    proposed = (pool + change) // QUARTER * QUARTER if change else 0
+    text = why + (f": {size(pool)} are fixed, {size(proposed)} proposed" if proposed > 0 else "")
+    return [advise(text, POOL_FLAG, int(pool), int(proposed) if proposed > 0 else None)]
+
+
+def smaller_pool(run: Run, room: float | None, why: str) -> list[Advice]:
+    """Return the advice to make a fixed pool so much smaller that it, and a step, go into `room` bytes."""
+    pool = fixed_pool(run)
+    if pool is None:
+        return []
+    change = -RESERVE if room is None else min(room - UNMEASURED - pool, -RESERVE)
+    return _set_pool(pool, change, why)
+
+
+def smaller_chunk(run: Run, step_tokens: float | None = None, fits: float = 0.5) -> list[Advice]:
     """Return the advice to process prompts in smaller chunks; a step of `step_tokens` is known not to fit.
 
-    Activations grow in proportion to the tokens of a step: the largest power of two below half of them is proposed.
+    Activations grow in proportion to the tokens of a step: the largest power of two below half of them is proposed, or
+    below the part of them, `fits`, for which there is memory, where that is less.
     """
     budget = run.number("max_num_batched_tokens")
     if first_engine(run) and not run.yes("chunked_prefill") and not run.yes("flag.enable-chunked-prefill"):
@@ -110,7 +140,7 @@ def smaller_chunk(run: Run, step_tokens: float | None = None) -> list[Advice]:
         return (
             [advise("process prompts in smaller chunks", chunk_flag(run), budget and int(budget))] if not base else []
         )
-    proposed = max(SMALLEST_CHUNK, 1 << int(math.log2(base / 2)))
+    proposed = max(SMALLEST_CHUNK, 1 << int(math.log2(max(1.0, base * min(0.5, fits)))))
     why = f"a step of {count(step_tokens)} tokens did not fit; " if step_tokens else ""
     text = (
         f"{why}process prompts in chunks of {count(proposed)}, which take about {proposed / base:.0%} of the "
@@ -120,7 +150,12 @@ def smaller_chunk(run: Run, step_tokens: float | None = None) -> list[Advice]:
 
 
 def lower_fraction(run: Run, missing: float, total: float | None, why: str) -> list[Advice]:
-    """Return the advice to give the engine less of the card, so that `missing` bytes and a reserve stay free."""
+    """Return the advice to give the engine less of the card, so that `missing` bytes and a reserve stay free.
+
+    None where the weights alone need more than what would be left. A pool of a fixed size is made smaller instead.
+    """
+    if (pool := fixed_pool(run)) is not None:
+        return _set_pool(pool, -(missing + RESERVE), why)
     current = run.number("memory_fraction")
     base, note = _counted_from(run)
     total = total or run.number("gpu.total_bytes")
@@ -131,6 +166,8 @@ def lower_fraction(run: Run, missing: float, total: float | None, why: str) -> l
         return [advise(why + note, fraction_flag(run), current, lower)]
     step = max(0.02, math.ceil((missing + RESERVE) / total * 100) / 100)
     proposed = max(LOWEST_FRACTION, min(round(base - step, 2), _beyond_trap(run, base)))
+    if proposed * total < (run.number("weights.bytes") or 0):
+        return []
     less = size((base - proposed) * total)
     return [advise(f"{why}: {less} less for the pool{note}", fraction_flag(run), current, proposed)]
 
@@ -147,7 +184,10 @@ def higher_fraction(run: Run, missing: float, total: float | None, why: str) -> 
 
     Where no value can be given and the engine has all that is usual, there is none.
     Where the card's size is not printed, a lower bound of it gives a share that is large enough in any case.
+    A pool of a fixed size is made larger instead.
     """
+    if (pool := fixed_pool(run)) is not None:
+        return _set_pool(pool, missing + QUARTER if missing > 0 else 0, why)
     current = run.number("memory_fraction")
     base, note = _counted_from(run)
     known = total or run.number("gpu.total_bytes")
@@ -181,6 +221,21 @@ def fewer_seats(run: Run, proposed: int, why: str, current: float | None = None)
     return [advise(why, seats_flag(run), None if current is None else int(current), proposed)]
 
 
+def fewer_images(run: Run, why: str) -> list[Advice]:
+    """Return the advice to accept fewer images and videos in one prompt; SGLang has no flag that all versions share."""
+    if run.sglang:
+        return [advise(why)]
+    # Pairs of names and numbers are what earlier versions read.
+    pairs = run.version is not None and run.version < JSON_LIMITS
+    proposed = "image=1,video=0" if pairs else '{"image": 1, "video": 0}'
+    return [advise(why, "--limit-mm-per-prompt", run.text("flag.limit-mm-per-prompt"), proposed)]
+
+
+def capped_image(run: Run, why: str) -> list[Advice]:
+    """Return the advice to cap the size of an image, where the engine has a flag for it."""
+    return [] if run.sglang else [advise(why + ': {"max_pixels": …}', "--mm-processor-kwargs")]
+
+
 def shorter(run: Run, proposed: float | None, why: str, current: float | None = None) -> list[Advice]:
     """Return the advice to accept shorter requests."""
     current = current if current is not None else run.number("max_model_len")
@@ -193,6 +248,8 @@ def next_share(run: Run, why: str) -> list[Advice]:
 
     Where the engine has more than the last of them, there is none: the rest is for contexts and peaks.
     """
+    if (pool := fixed_pool(run)) is not None:
+        return _set_pool(pool, 0, why)
     base, note = _counted_from(run)
     proposed = next((share for share in USUAL_SHARES if share > base), None) if base is not None else USUAL_SHARES[-1]
     if proposed is None:
@@ -205,6 +262,8 @@ def share_for(run: Run, missing: float, why: str) -> list[Advice]:
 
     A share is proposed with the size that the card must have for it; none where that is more than `USUAL_CARD`.
     """
+    if (pool := fixed_pool(run)) is not None:
+        return _set_pool(pool, missing + QUARTER, why)
     base, note = _counted_from(run)
     current = run.number("memory_fraction")
     if base is None:
@@ -227,6 +286,8 @@ def larger_share(run: Run, why: str) -> list[Advice]:
     pool; as graphs and contexts have some of that part, a little less than `SPARE` stays free, which is why it is the
     upper end.
     """
+    if (pool := fixed_pool(run)) is not None:
+        return _set_pool(pool, 0, why)
     current, free = run.number("memory_fraction"), run.number("avail.at_end_bytes")
     if current is not None and current >= USUAL_SHARES[-1]:
         return []

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.bounds import HIGHEST_FRACTION
-from gpuwatch.diagnosis.causes import moves, neighbours
+from gpuwatch.diagnosis.causes import moves, neighbours, sglang_draft
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, number, ruled_out, sampled
 from gpuwatch.diagnosis.explanation import Explanation, logged, size, told
 from gpuwatch.diagnosis.finding import Evidence, NotEnough
@@ -47,7 +47,7 @@ def no_blocks(view: View) -> Iterator[Cause | NotEnough]:
                     "the same as a share that is too small",
                 )
     for event in view.events("sglang_no_memory")[:1]:
-        yield _sglang_full(view, event)
+        yield sglang_draft.crowded_out(view, event) or _sglang_full(view, event)
 
 
 def _too_small(view: View, event: LogEvent, parts: list[Evidence]) -> Cause:
@@ -224,11 +224,19 @@ def _overrun(run: Run) -> float:
     return max(0.0, sum(known) - budget)
 
 
+def _free_at_start(run: Run) -> float | None:
+    """Return what was free before the weights: as printed, or what was left together with what they took."""
+    if (begun := sglang_draft.first_load(run)) is not None:
+        return float(begun.value)
+    after, weights = run.number("avail.after_weights_bytes"), run.number("weights.bytes")
+    return None if after is None or weights is None else after + weights
+
+
 def _sglang_full(view: View, event: LogEvent) -> Cause:
     run = view.run_of(event)
     fraction, need = number(event, "f"), number(event, "need")
     current = fraction if fraction is not None else run.number("memory_fraction")
-    before, after = run.number("gpu.free_at_start_bytes"), run.number("avail.after_weights_bytes")
+    before, after = _free_at_start(run), run.number("avail.after_weights_bytes")
     if need is None and before and after is not None and 0 < after < before:
         # The least fraction with room beside the weights, as newer versions print it.
         need = round(1 - after / before, 3)
@@ -236,7 +244,10 @@ def _sglang_full(view: View, event: LogEvent) -> Cause:
     if proposed is not None and proposed > HIGHEST_FRACTION:
         proposed = None
     evidence = [logged(event)]
-    evidence += from_fact(run, "gpu.free_at_start_bytes", "free before the weights: {}", "bytes")
+    if (begun := sglang_draft.first_load(run)) is not None:
+        evidence.append(told(begun, f"free before the weights: {size(float(begun.value))}", "bytes"))
+    else:
+        evidence += from_fact(run, "weights.bytes", "the weights take {}", "bytes")
     evidence += from_fact(run, "avail.after_weights_bytes", "free after the weights: {}", "bytes")
     what = f" at {current:g}" if current is not None else ""
     return Cause(

@@ -80,6 +80,8 @@ class Oom:
         return max(0, self.requested - self.free)
 
 
+UNSHOWN = "unshown"
+"""The step of what came after the KV pool was made, where no line tells more."""
 NAMED = {"load_oom": "load", "graph_capture_failed": "graphs"}
 """Events that name their step themselves."""
 RETOLD = 50
@@ -174,7 +176,7 @@ def _of(oom: Oom, text: str, value: float) -> Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The step in which memory ran out: a name of `engines.stack_log.STEPS`, or ``unknown``, and why that is known.
+    """The step in which memory ran out: one of `engines.stack_log.STEPS`, ``unshown`` or ``unknown``.
 
     `steps` are all steps that the traceback passes through. `sure` is false where only the order of lines tells.
     """
@@ -236,9 +238,8 @@ def _by_order(view: View, run: Run, event: LogEvent) -> Phase:
     if finished is None and not run.yes("enforce_eager"):
         pool = before("kv.tokens", "kv.blocks", "kv.bytes")
         if pool is not None:
-            return _ordered(
-                "graphs", pool, "the KV pool had been sized, and no request taken: graphs and warm-up are between"
-            )
+            # A carrier or a cut may have lost the lines that tell a capture from a warm-up, and both from a request.
+            return _ordered(UNSHOWN, pool, "the KV pool had been sized; no line tells what came after that")
     return _by_weights(before("weights.bytes"), before("load.begun", "gpu.free_at_start_bytes"), finished)
 
 

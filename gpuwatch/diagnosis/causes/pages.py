@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.diagnosis.causes.course import Pages, courses
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, number, ruled_out, sampled
 from gpuwatch.diagnosis.explanation import Explanation, count, logged, told
-from gpuwatch.diagnosis.finding import Evidence
+from gpuwatch.diagnosis.finding import Evidence, NotEnough
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,10 +22,12 @@ FELL = 0.3
 SEVERAL = 4
 LARGE_BLOCK = 256
 """Blocks of so many tokens or more belong to hybrid models; a shared prefix is easily shorter."""
+_SINCE_COUNTED = ("sglang:inter_token_latency_seconds", "sglang:num_requests_total", "sglang:realtime_tokens_total")
+"""Metrics of SGLang that are no older than its counter of hits (0.4.4)."""
 _ENGINES = ("vllm:", "vllm_", "sglang:", "sglang_", "ray_vllm")
 
 
-def disabled(view: View) -> Iterator[Cause]:
+def disabled(view: View) -> Iterator[Cause | NotEnough]:
     """Judge a page without a single series of the engine."""
     names: dict[str, Fact] = {}
     for run in view.runs:
@@ -46,6 +48,14 @@ def disabled(view: View) -> Iterator[Cause]:
         seen = [event for event in process if event.source == source]
         evidence = [logged(event) for event in seen[:2]] or [told(names[source], "the page has no series of an engine")]
         if not listed and not seen:
+            continue
+        other = _of_another_program(view, source)
+        if other:
+            yield NotEnough(
+                "metrics_disabled",
+                f"something that shows an engine: the page has series of another program ({other}), and none of an "
+                "engine",
+            )
             continue
         yield Cause(
             "metrics_disabled",
@@ -73,6 +83,14 @@ def disabled(view: View) -> Iterator[Cause]:
             ),
         )
         return
+
+
+def _of_another_program(view: View, source: str) -> str:
+    """Return a series of the page that no engine has; nothing where anything shows that an engine serves the page."""
+    if any(given.engine for given in view.incident.inputs) or any(run.text("engine") for run in view.runs):
+        return ""
+    others = [fact for run in view.runs for fact in run.all("page.others") if fact.source == source]
+    return str(others[0].value).split()[0] if others else ""
 
 
 def _all(view: View) -> Iterator[Sample]:
@@ -164,7 +182,7 @@ def zero_hit(view: View) -> Iterator[Cause]:
     queries, hits = pages.total("engine_prefix_cache_queries_total"), pages.total("engine_prefix_cache_hits_total")
     evidence: list[Evidence] = []
     block, where = _block(view)
-    if queries and hits and queries[-1] > 2 * (block or 16) and hits[-1] == 0:
+    if queries and hits and _counts_hits(view) and queries[-1] > 2 * (block or 16) and hits[-1] == 0:
         evidence = pages.evidence("engine_prefix_cache_queries_total", f"{count(queries[-1])} look-ups")
         evidence += pages.evidence("engine_prefix_cache_hits_total", "not one hit")
     said = [
@@ -206,6 +224,22 @@ def zero_hit(view: View) -> Iterator[Cause]:
             ),
         ),
     )
+
+
+def _counts_hits(view: View) -> bool:
+    """Whether a counter of hits that reads 0 says so: SGLang's is not on the page before the first hit, or at all.
+
+    It came with 0.4.4; a hit rate above 0 shows hits, whatever is not counted.
+    """
+    for run in view.runs:
+        for fact in run.all("page.names"):
+            names = str(fact.value).split()
+            if any(name.startswith("sglang") for name in names) and "sglang:cached_tokens_total" not in names:
+                newer = any(name in _SINCE_COUNTED for name in names)
+                rates = view.samples("engine_prefix_cache_hit_ratio")
+                if not newer or any(rate.value > 0 for rate in rates):
+                    return False
+    return True
 
 
 def _block(view: View) -> tuple[float | None, list[Evidence]]:

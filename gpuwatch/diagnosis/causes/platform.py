@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.view import Cause, advise, amount, number, sampled
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpuwatch.diagnosis.causes.view import View
-    from gpuwatch.model import LogEvent
+    from gpuwatch.model import Fact, LogEvent
 
 OWNERLESS = 500 * MIB
 """A card without a visible process may have this much in use: display, driver, persistence."""
@@ -54,6 +55,18 @@ def wsl(view: View) -> Iterator[Cause]:
             ),
             fact.time or 0,
         )
+    elif (display := _display(view)) is not None:
+        yield Cause(
+            "wsl",
+            Explanation(
+                "nvidia-smi lists WSL's display server, and its own version beside that of a driver of Windows: memory "
+                "per process is not told there, and pinned host memory is limited.",
+                0.85,
+                (Evidence("/Xwayland is among the processes", display.source, display.line, display.key),),
+                (advise("run on native Linux where copies between host and GPU matter; else leave it"),),
+            ),
+            display.time or 0,
+        )
     elif kernel:
         yield Cause(
             "wsl",
@@ -65,6 +78,17 @@ def wsl(view: View) -> Iterator[Cause]:
             ),
             kernel[0].time,
         )
+
+
+def _display(view: View) -> Fact | None:
+    """Return the display server of WSL in a list of nvidia-smi whose driver is one of Windows, such as 560.94."""
+    windows = {
+        fact.source
+        for fact in view.incident.facts
+        if fact.key == "driver.version" and re.fullmatch(r"\d{3}\.\d{2}", str(fact.value))
+    }
+    shown = (fact for fact in view.incident.facts if fact.key == "nvidia_smi.display" and fact.source in windows)
+    return next((fact for fact in shown if str(fact.value).endswith("Xwayland")), None)
 
 
 def unified(view: View) -> Iterator[Cause]:
@@ -184,6 +208,11 @@ def hidden(view: View) -> Iterator[Cause]:
         return
     for listed in view.events("gpu_processes_listed"):
         if any(each.path == listed.source for each in view.samples("gpu_process_memory_bytes")):
+            continue
+        if any(
+            fact.key == "nvidia_smi.processes" and fact.source == listed.source and fact.value
+            for fact in view.incident.facts
+        ):
             continue
         used = [
             each

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
+from gpuwatch.diagnosis.causes.clocks import HEAT, SUPPLY
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, sampled
 from gpuwatch.diagnosis.explanation import Explanation, size, told
 from gpuwatch.diagnosis.finding import Evidence
@@ -183,6 +184,14 @@ def slow_rank(view: View) -> Iterator[Cause]:
         for each in view.samples("gpu_clocks_event_active", gpu=slowest)
         if each.value == 1 and each.labels.get("reason") != "idle"
     ]
+    slowed = {
+        each.labels.get("gpu", "")
+        for each in view.samples("gpu_clocks_event_active")
+        if each.value == 1 and each.labels.get("reason") in (*HEAT, SUPPLY)
+    }
+    # Cards that the hardware slows down as well are no measure for one of them.
+    if slowed >= set(clocks):
+        return
     why = sorted({each.labels.get("reason", "") for each in reasons})
     shown = clocks[slowest][-1]
     evidence = [

@@ -24,18 +24,36 @@ LOW_POOL = 0.7
 """Below this usage of the KV pool nothing speaks for a pool that is too small."""
 LOGIT_BYTES = 4
 """Samplers of both engines work on logits in 32 bits."""
+WORD_BYTES = (4, 8)
+"""Bytes of an element of what samplers make of logits: 32 bits, or 64 for the places that sorting gives."""
+FULL_BATCH = 0.9
+"""From this share of the most requests on, a batch is taken for a full one."""
+SHARED = 0.02
+"""A tensor within this share of tokens x vocabulary is the logits of them."""
 VOCABULARIES = (30_000, 300_000)
 """Tokens that the vocabularies of served models have."""
 DECODE = "forward_decode"
 """SGLang's function for a batch of which each request generates one token."""
 SAMPLED = frozenset({"compute_logprobs", "gather_logprobs"})
 """Functions of samplers that look at one row for each request; those for prompts have names of their own."""
-_LIBRARIES = {"CUBLAS": "cuBLAS", "cublas": "cuBLAS", "Cuda failure": "NCCL"}
+_LIBRARIES = {
+    "CUBLAS": "cuBLAS",
+    "cublas": "cuBLAS",
+    "Cuda failure": "NCCL",
+    "Triton Error": "Triton",
+    "DeepEP": "DeepEP",
+    "cumem_allocator": "vLLM's allocator for sleep mode",
+}
+
+
+def library(case: Case) -> str:
+    """Return what asked for the memory where it was not torch's allocator; empty where the line does not tell."""
+    return next((name for word, name in _LIBRARIES.items() if word in case.event.text), "")
 
 
 def outside(case: Case) -> Cause:
     """Explain memory that a library of CUDA asked for beside torch's allocator while the engine served."""
-    who = next((name for word, name in _LIBRARIES.items() if word in case.event.text), "CUDA")
+    who = library(case) or "CUDA"
     return case.found(
         "gpu_out_of_memory",
         f"{who} found no memory left on {case.where} while the engine served: handles, workspaces and modules are "
@@ -55,6 +73,8 @@ def activation(case: Case) -> Cause:
         return outside(case)
     functions = {frame.field("step") for frame in case.view.frames(case.event)} if case.phase.steps else set()
     logits = functions & case.logits
+    if case.phase.step == "multimodal":
+        return encoder(case)
     if "sampling" in case.phase.steps and logits <= SAMPLED:
         return batch(case, sampler=True)
     if DECODE in functions and not logits:
@@ -68,14 +88,17 @@ def batch(case: Case, *, sampler: bool) -> Cause:
     point = _before(case)
     running = point.running if point is not None else 0
     seats = run.number("max_num_seqs")
-    rows = _rows(case, running)
+    rows, width = _rows(case, running)
     fits = int(running) if running else None
     more: list[Evidence] = [logged(point.event)] if point is not None else []
-    if rows and oom.free and oom.requested:
-        fits = max(1, int(rows * oom.free / oom.requested) // 8 * 8)
+    # Near the most requests, the batch of the last line is the one that failed.
+    scaled = rows or (running if seats and running > FULL_BATCH * seats else 0)
+    if scaled and oom.free is not None and oom.requested:
+        fits = max(1, int(scaled * min(1, oom.free / oom.requested)) // 8 * 8)
     what = "The sampler works on one row of logits for each request of the batch (vocabulary x 4 bytes)"
     if sampler and rows and oom.requested:
-        words = oom.requested / LOGIT_BYTES / rows
+        words = oom.requested / width / rows
+        what += "" if width == LOGIT_BYTES else f", and sorting them takes {width} bytes for each"
         what += f": {count(rows)} rows of {count(round(words))} are {case.asked}, which could not be had"
     else:
         what = what if sampler else "A decode step grows with the requests in the batch"
@@ -84,6 +107,8 @@ def batch(case: Case, *, sampler: bool) -> Cause:
     why = "admit fewer requests at a time"
     if rows and fits == proposed:
         why += f": rows of about {count(fits or 0)} fit into the {size(oom.free or 0)} that were free"
+    elif fits and fits == proposed and scaled:
+        why += f": {count(running)} ran, and the part of them that fits into the {size(oom.free or 0)} that were free"
     elif fits and fits == proposed:
         why += f": {count(fits)} ran before"
     advice = [advise(why, moves.seats_flag(run), seats and int(seats), proposed)]
@@ -106,18 +131,50 @@ def _before(case: Case) -> Point | None:
     return max(found, key=lambda point: point.event.line) if found else None
 
 
-def _rows(case: Case, running: float) -> float | None:
-    """Return the rows of the sampler's tensor: by the model's vocabulary, else those running where they explain it."""
+def _rows(case: Case, running: float) -> tuple[float | None, int]:
+    """Return the rows of the sampler's tensor, and the bytes of an element of it.
+
+    They are known by the model's vocabulary, else as those that run, where these explain the tensor.
+    """
     asked = case.oom.requested
     if asked is None:
-        return None
+        return None, LOGIT_BYTES
     config = case.view.incident.config or {}
     words = config.get("vocab_size")
     if isinstance(words, int) and words > 0:
-        return max(1, asked // (words * LOGIT_BYTES))
-    if running and VOCABULARIES[0] <= asked / LOGIT_BYTES / running <= VOCABULARIES[1]:
-        return running
-    return None
+        same = [width for width in WORD_BYTES if abs(asked / (words * width) - running) <= SHARED * running]
+        width = same[0] if same and running else LOGIT_BYTES
+        return max(1, asked // (words * width)), width
+    for width in WORD_BYTES:
+        if running and VOCABULARIES[0] <= asked / width / running <= VOCABULARIES[1]:
+            return running, width
+    return None, LOGIT_BYTES
+
+
+def encoder(case: Case) -> Cause:
+    """Explain the encoder of a multimodal model that did not fit while the engine served."""
+    run = case.run
+    advice = moves.fewer_images(run, "accept fewer images or videos per prompt")
+    advice += moves.capped_image(run, "or cap the size of one image")
+    advice += moves.lower_fraction(run, case.oom.short, case.oom.total, "or leave more beside the pool")
+    more = [ruled_out("the text of the prompt: the encoder works on images, before any of its chunks", case.event)]
+    said, advised = _neighbours(case, more)
+    return case.found(
+        "prefill_activation_oom",
+        f"The encoder of a multimodal request asked for {case.asked} on {case.where}: its images or videos are larger, "
+        f"or more, than what the pool left room for.{said}",
+        0.7 if said else 0.88,
+        [*advice, *advised],
+        *more,
+    )
+
+
+def _is_logits(case: Case, tokens: float | None) -> bool:
+    """Whether a tensor has the size of the logits of a step, by the model's vocabulary."""
+    words = (case.view.incident.config or {}).get("vocab_size")
+    if not isinstance(words, int) or words <= 0 or not tokens or case.oom.requested is None:
+        return False
+    return abs(case.oom.requested / (tokens * words * LOGIT_BYTES) - 1) <= SHARED
 
 
 def prefill(case: Case) -> Cause:
@@ -140,14 +197,17 @@ def prefill(case: Case) -> Cause:
     more += from_fact(run, "activation.bytes", "profiled activation peak: {}", "bytes")
     asking = "return_logprob with logprob_start_len" if run.sglang else "echo and prompt_logprobs"
     spare = advise(f"do without {asking} on long prompts")
-    chunks = moves.smaller_chunk(run, tokens)
-    logits = case.phase.step == "logits"
+    traced = case.phase.step == "logits"
+    logits = traced or (not case.phase.steps and _is_logits(case, tokens))
+    share = oom.free / oom.requested if logits and oom.free is not None and oom.requested else 0.5
+    chunks = moves.smaller_chunk(run, tokens, share)
     large = (oom.requested or 0) >= LARGE_TENSOR
     if logits:
+        why = "the traceback is in the logits" if traced else "it has the size of the logits of that step"
         cause = (
-            f"One tensor of {case.asked} did not fit on {case.where} beside the pool, and the traceback is in the "
-            f"logits. Those of a whole prompt have that size (tokens x vocabulary x 4 bytes): {asking} make them, and "
-            "the start-up profile does not count them."
+            f"One tensor of {case.asked} did not fit on {case.where} beside the pool, and {why}. Those of a whole "
+            f"prompt have that size (tokens x vocabulary x 4 bytes): {asking} make them, and the start-up profile does "
+            "not count them."
         )
         advice = [spare, *chunks]
     else:
@@ -159,7 +219,7 @@ def prefill(case: Case) -> Cause:
     if large and not logits and case.phase.steps:
         more.append(ruled_out("logits of a whole prompt: the traceback does not pass through them", case.event))
     elif large and not logits:
-        cause += f" Without a traceback, logits of a whole prompt look the same: {asking} make them."
+        cause += f" Where no frame tells, logits of a whole prompt look the same: {asking} make them."
         advice.append(advise(f"or, if requests ask for them, do without {asking} on long prompts"))
     said, advised = _neighbours(case, more)
     advice += moves.lower_fraction(run, oom.short, oom.total, "or leave more beside the pool")

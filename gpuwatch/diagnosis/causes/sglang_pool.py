@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.bounds import CONSERVATIVE
+from gpuwatch.diagnosis.bounds import CONSERVATIVE, SMALLEST_CHUNK
 from gpuwatch.diagnosis.causes import moves
 from gpuwatch.diagnosis.causes.course import FULL, PRESSED, Course, Point, courses, ends
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, number, ruled_out
@@ -13,7 +15,7 @@ from gpuwatch.diagnosis.explanation import Explanation, count, logged
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuwatch.diagnosis.causes.view import View
+    from gpuwatch.diagnosis.causes.view import Run, View
     from gpuwatch.diagnosis.finding import Advice, Evidence
     from gpuwatch.model import LogEvent
 
@@ -31,6 +33,7 @@ PAGE = 64
 """Tokens of a page where the log does not say it: the largest that is usual."""
 SEATS = 256
 """Requests that run at a time where the log does not say it."""
+_RUNNING = re.compile(r"#running-req: (\d+)")
 ENOUGH = 2
 """One victim is how the scheduler finds its limit."""
 
@@ -270,12 +273,40 @@ def _counted(view: View, event: LogEvent) -> Cause | None:
             "left, those that can be given up included)."
         )
         seats = run.number("max_num_seqs")
-        fewer = max(1, int(seats) // 2) if seats else None
+        running = _running_before(view, event)
+        base = min((each for each in (seats, running) if each), default=None)
+        fewer = max(1, int(base) // 2) if base else None
+        text = "admit fewer requests at a time" + (f": {count(running)} ran" if running else "")
         advice = (
-            advise("admit fewer requests at a time", "--max-running-requests", seats and int(seats), fewer),
+            advise(text, "--max-running-requests", seats and int(seats), fewer),
+            *_smaller_prefill(run, event, wanted, min(tokens, default=0)),
             *moves.larger_share(run, "or enlarge the pool where memory is left beside it"),
         )
     return Cause("sglang_kv_alloc_failure", Explanation(cause, 0.88, evidence, advice), event.time)
+
+
+def _running_before(view: View, event: LogEvent) -> float:
+    """Return the requests that ran by the last statistics line before an event, 0 where none tells."""
+    run = view.run_of(event)
+    before = [each for each in view.events("stats") if run.holds(each) and each.line < event.line]
+    told = (number(each, "run") or _running(each.field("rest")) for each in reversed(before))
+    return next((running for running in told if running), 0.0)
+
+
+def _running(rest: str) -> float:
+    """Return the requests that run, from the end of a line about a prefill."""
+    found = _RUNNING.search(rest)
+    return float(found[1]) if found else 0.0
+
+
+def _smaller_prefill(run: Run, event: LogEvent, wanted: float, left: float) -> list[Advice]:
+    """Return the advice to prefill in chunks for which there were tokens, where one of `wanted` found too few."""
+    fits = 1 << int(math.log2(left)) if left >= SMALLEST_CHUNK else 0
+    if event.field("phase") != "Prefill" or not SMALLEST_CHUNK <= fits < wanted:
+        return []
+    chunk = run.number("max_num_batched_tokens")
+    why = f"or prefill in smaller chunks: {count(left)} tokens were left"
+    return [advise(why, "--chunked-prefill-size", chunk and int(chunk), fits)]
 
 
 def _unit(event: LogEvent) -> str:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.course import courses, ends
-from gpuwatch.diagnosis.causes.view import Cause, advise, ruled_out
+from gpuwatch.diagnosis.causes.view import Cause, advise, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, count, logged
 from gpuwatch.diagnosis.finding import NotEnough
 
@@ -88,6 +88,44 @@ def unanswered(view: View) -> Iterator[Cause]:
         ),
         event.time,
         severity="warning" if over or silent < LEAST_SECONDS else None,
+    )
+
+
+def soft(view: View) -> Iterator[Cause]:
+    """Judge soft watchdogs of SGLang, which end nothing: batches after one show that the engine goes on."""
+    events = [event for event in view.events("soft_watchdog") if not view.events("sglang_watchdog")]
+    if not events:
+        return
+    event = events[-1]
+    scheduler = next((each for each in reversed(events) if each.field("name") == "Scheduler"), None)
+    run = view.run_of(event)
+    after = [each for each in view.events("stats") if run.holds(each) and each.line > event.line]
+    stands = scheduler is not None and not after
+    event = scheduler if stands and scheduler is not None else event
+    name = event.field("name")
+    silent = number(event, "s") or 0.0
+    cause = f"{name}'s soft watchdog had no sign of life for {silent:g} s. It only reports and ends nothing"
+    if after:
+        cause += "; batches went on after it, so the engine does not stand still."
+    elif stands:
+        cause += ": a step did not end in that time, and the log shows no batch after it."
+    else:
+        cause += ", and it does so without requests as well."
+    yield Cause(
+        "engine_stalled",
+        Explanation(
+            cause,
+            0.5,
+            (logged(event), *([ruled_out("an engine that stands still: it served on", after[0])] if after else [])),
+            (
+                advise("nothing, while requests are answered")
+                if not stands
+                else advise("where does it stand: py-spy dump --pid of sglang::scheduler"),
+            ),
+        ),
+        event.time,
+        severity="warning" if stands else "info",
+        title="A soft watchdog reported" if not stands else "",
     )
 
 

@@ -249,7 +249,8 @@ def replicas(view: View) -> Iterator[Cause]:
         yield from _replicas_logged(view)
         return
     values = {rank: sample.value for rank, sample in ranks.items()}
-    if not _uneven(values):
+    queued = {sample.labels.get("dp_rank", ""): sample.value for sample in view.samples("engine_requests_waiting")}
+    if not (_uneven(values) or _queues_alone({rank: (value, queued.get(rank)) for rank, value in values.items()})):
         return
     most = max(values, key=lambda rank: values[rank])
     waiting = view.samples("engine_requests_waiting", dp_rank=most)
@@ -270,12 +271,15 @@ def _uneven(values: dict[str, float]) -> bool:
     return max(values.values()) >= ALONE * mean and max(values.values()) - min(values.values()) >= APART
 
 
-def _queues_alone(points: dict[str, Point]) -> bool:
-    """Whether requests queue at one replica while every other one runs a small share of what that one does."""
-    most = max(points.values(), key=lambda point: point.running)
-    others = [point for point in points.values() if point is not most]
-    return (most.waiting or 0) >= APART and all(
-        not other.waiting and other.running * FEW <= most.running for other in others
+def _queues_alone(loads: dict[str, tuple[float, float | None]]) -> bool:
+    """Whether requests queue at one replica while every other one runs a small share of what that one does.
+
+    `loads` are running and waiting requests by replica.
+    """
+    most = max(loads, key=lambda rank: loads[rank][0])
+    runs, waits = loads[most]
+    return (waits or 0) >= APART and all(
+        not waiting and running * FEW <= runs for rank, (running, waiting) in loads.items() if rank != most
     )
 
 
@@ -286,7 +290,8 @@ def _replicas_logged(view: View) -> Iterator[Cause]:
             by_source.setdefault(course.points[-1].event.source, {})[course.engine] = course.points[-1]
     for points in by_source.values():
         values = {engine: point.running for engine, point in points.items()}
-        if len(values) > 1 and (_uneven(values) or _queues_alone(points)):
+        loads = {engine: (point.running, point.waiting) for engine, point in points.items()}
+        if len(values) > 1 and (_uneven(values) or _queues_alone(loads)):
             most = max(values, key=lambda engine: values[engine])
             yield _imbalance(
                 values, most, [logged(point.event) for point in points.values()][:6], points[most].event.time

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import moves
-from gpuwatch.diagnosis.causes.view import advise, from_fact
+from gpuwatch.diagnosis.causes.view import advise, from_fact, ruled_out
 from gpuwatch.diagnosis.explanation import size, told
 from gpuwatch.diagnosis.finding import Evidence
 
@@ -20,11 +21,31 @@ COUNTED_LORA = (0, 8, 0)
 """vLLM from here on counts LoRA buffers when it sizes the pool (the V1 engine)."""
 
 
+AT_LOAD = frozenset({"create_lora_manager", "create_lora_weights", "init_lora_manager"})
+"""Functions that make the buffers of adapters, right after the weights were loaded."""
+
+
 def lora(case: Case) -> Cause:
-    """Explain adapters that did not fit."""
+    """Explain adapters that did not fit: their buffers, which are made before there is a pool, or one while serving."""
+    if not pooled(case) and (
+        {"load", "profile"} & case.phase.steps
+        or AT_LOAD & {frame.field("step") for frame in case.view.frames(case.event)}
+    ):
+        cause = (
+            f"The buffers for LoRA adapters, which are made when the model is loaded, need {case.asked}: they do not "
+            "fit beside the weights."
+        )
+        early = ruled_out("the size of the KV pool: it does not exist yet while the model is loaded", case.event)
+        return replace(_adapters(case, cause, 0.88, early, pooled=False), title="LoRA adapters do not fit on the GPU")
     return _adapters(
         case, f"Loading LoRA adapters needs {case.asked} beside the pool, which left no room for them.", 0.88
     )
+
+
+def pooled(case: Case) -> bool:
+    """Whether the run had told of a KV pool, or of a server that is ready, before the error."""
+    facts = (case.run.fact(key, case.event.line) for key in ("kv.bytes", "kv.tokens", "kv.blocks", "ready"))
+    return any(fact is not None and fact.source == case.event.source for fact in facts)
 
 
 def uncounted_adapters(case: Case) -> Cause | None:
@@ -46,7 +67,8 @@ def uncounted_adapters(case: Case) -> Cause | None:
     return _adapters(case, cause, 0.9 if plain else 0.7, *more)
 
 
-def _adapters(case: Case, cause: str, confidence: float, *more: Evidence) -> Cause:
+def _adapters(case: Case, cause: str, confidence: float, *more: Evidence, pooled: bool = True) -> Cause:
+    """Return the cause with its advice; `pooled` says that a KV pool is there, which could leave room for adapters."""
     run = case.run
     loras, rank = run.number("flag.max-loras"), run.number("flag.max-lora-rank")
     advice = []
@@ -57,7 +79,14 @@ def _adapters(case: Case, cause: str, confidence: float, *more: Evidence) -> Cau
     if rank is not None and rank > 16:
         advice.append(advise("no higher rank than the adapters have", "--max-lora-rank", int(rank), 16))
     if not advice:
-        advice.append(advise("hold only as many adapters, of the rank, as are used", "--max-loras"))
+        most = "--max-loras-per-batch" if run.sglang else "--max-loras"
+        advice.append(advise("hold only as many adapters, of the rank, as are used", most))
+    if not pooled:
+        advice.append(moves.more_cards(run, "or spread the weights over more GPUs"))
+        advice.append(
+            advise("or load a quantised checkpoint (8 or 4 bits)", "--quantization", run.text("quantization"))
+        )
+        return case.found("lora_memory", cause, confidence, advice, *more)
     advice += moves.lower_fraction(run, case.oom.short, case.oom.total, "or leave room for the buffers beside the pool")
     return case.found("lora_memory", cause, confidence, advice, *more)
 

@@ -16,10 +16,12 @@ from gpuwatch.diagnosis.causes import (
     deaths,
     drivers,
     faults,
+    fitting,
     gpu_memory,
     hardware,
     heads,
     host,
+    kernel_words,
     kills,
     last_words,
     later,
@@ -29,15 +31,19 @@ from gpuwatch.diagnosis.causes import (
     moments,
     network,
     no_pool,
+    page_stalls,
     pages,
     platform,
     pool,
     ranks,
     refusals,
+    refused_values,
     sglang_pool,
     sizing,
     stalls,
     traffic,
+    units,
+    unmet,
     xids,
 )
 from gpuwatch.diagnosis.causes.ids import KINDS
@@ -57,6 +63,8 @@ if TYPE_CHECKING:
 FAMILIES: tuple[Family, ...] = (
     xids.xids,
     hardware.lost,
+    kernel_words.pcie,
+    kernel_words.untold,
     faults.cuda_faults,
     gpu_memory.out_of_memory,
     gpu_memory.warmed_up,
@@ -71,21 +79,27 @@ FAMILIES: tuple[Family, ...] = (
     collectives.hang,
     collectives.stuck,
     stalls.standing,
+    page_stalls.standing,
     stalls.unanswered,
+    stalls.soft,
     collectives.interconnect,
     network.unexplained,
     kills.host_kills,
     containers.probes,
     containers.unplaced,
+    units.timed_out,
+    units.never_created,
     sglang_pool.leaks,
     deaths.died,
     host.host_budget,
     host.growth,
     launch.flags,
+    refused_values.together,
     launch.port,
     launch.model,
     launch.types,
     drivers.driver,
+    unmet.start,
     refusals.refused,
     refusals.exhausted,
     refusals.unplaced,
@@ -111,7 +125,7 @@ FAMILIES: tuple[Family, ...] = (
     pages.fewer_hits,
     hardware.power_cap,
     clocks.power_held,
-    clocks.heat,
+    clocks.slowed,
     ranks.imbalance,
     ranks.slow_rank,
     hardware.narrow_link,
@@ -135,6 +149,7 @@ LIVE: tuple[Family, ...] = (
     launch.model,
     launch.types,
     drivers.driver,
+    unmet.start,
 )
 """The families that a log can speak to while it grows."""
 
@@ -168,9 +183,9 @@ _CHAINS = (
     ("gpu_out_of_memory", "worker_died nccl_hang engine_stalled"),
     ("flag_unknown", "worker_died flag_risky"),
     ("port_in_use", "worker_died"),
-    ("model_not_found", "worker_died"),
-    ("dtype_unsupported", "worker_died"),
-    ("driver_too_old", "worker_died"),
+    ("model_not_found", "worker_died nccl_hang"),
+    ("dtype_unsupported", "worker_died nccl_hang"),
+    ("driver_too_old", "worker_died nccl_hang"),
     ("rope_context", "silent_truncation worker_died"),
     ("nccl_hang", "engine_stalled worker_died"),
     ("wsl", "worker_died"),
@@ -226,7 +241,7 @@ def judge(
             if isinstance(said, NotEnough):
                 lacking.setdefault((said.id, said.missing), said)
             elif said.explanation.evidence:
-                finding = _finding(said)
+                finding = replace(_finding(said), advice=fitting.fitted(view, said))
                 better = _better(found[finding.id], finding) if finding.id in found else finding
                 if better is finding:
                     (apart.add if said.apart else apart.discard)(said.id)

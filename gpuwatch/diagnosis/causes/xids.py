@@ -6,18 +6,27 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes import faults, moments
+from gpuwatch.diagnosis.causes import ecc, faults, moments, switches
 from gpuwatch.diagnosis.causes.hardware import BUS
 from gpuwatch.diagnosis.causes.owners import foreign_program, unnamed_program
-from gpuwatch.diagnosis.causes.view import Cause, advise, number, ruled_out, sampled
+from gpuwatch.diagnosis.causes.view import Cause, advise, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, logged
 from gpuwatch.diagnosis.finding import Evidence
-from gpuwatch.diagnosis.xid_table import FIRMWARE_STEPS, MEMORY, TABLE, is_hardware, is_repair, repair_of, xid_of
+from gpuwatch.diagnosis.xid_table import (
+    FIRMWARE_STEPS,
+    MEMORY,
+    RECOVERY,
+    TABLE,
+    is_hardware,
+    is_repair,
+    repair_of,
+    xid_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gpuwatch.diagnosis.causes.view import Sample, View
+    from gpuwatch.diagnosis.causes.view import View
     from gpuwatch.model import LogEvent
 
 _NONFATAL = re.compile(r"\bnon[-_ ]?fatal\b", re.IGNORECASE)
@@ -26,19 +35,42 @@ _NONFATAL = re.compile(r"\bnon[-_ ]?fatal\b", re.IGNORECASE)
 
 def xids(view: View) -> Iterator[Cause]:
     """Judge Xids by their class, and by whether one card or several report them."""
-    known = [event for event in view.events("xid") if xid_of(event.field("code")) is not None]
+    told = (event for event in view.events("xid") if xid_of(event.field("code")) is not None)
+    known = [event for event in told if not _answered(view, event)]
     hard = [event for event in known if is_hardware(event.field("code"))]
     soft = [event for event in known if not is_hardware(event.field("code"))]
     survived = [event for event in hard if _NONFATAL.search(event.text)]
     hard = [event for event in hard if event not in survived]
-    if hard:
+    broken, switch = switches.fatal(view), view.events("nvswitch_error")
+    after = [
+        event
+        for event in known
+        if event.field("code") in switches.FOLLOWS
+        and any(moments.together(each, event) is not False for each in switch)
+    ]
+    if broken and all(event in after for event in hard):
+        yield switches.failed(view, broken, after)
+        hard, soft = [], [event for event in soft if event not in after]
+    elif hard:
         yield _hardware(view, hard)
     elif survived:
         yield _survived(view, survived)
-    elif view.events("ecc_error") or _failing_rows(view):
-        yield _ecc(view)
+    elif switch:
+        yield switches.survived(view, switch, after)
+        soft = [event for event in soft if event not in after]
+    elif view.events("ecc_error") or ecc.failing_rows(view):
+        yield ecc.failing(view)
     if soft and not hard:
         yield _software(view, soft)
+
+
+def _answered(view: View, event: LogEvent) -> bool:
+    """Whether a request of the driver for a recovery was taken back later: the card was reset since."""
+    return event.field("code") == RECOVERY and any(
+        done.field("pci") == event.field("pci")
+        and (done.line > event.line if done.source == event.source else (moments.lag(event, done) or 0) > 0)
+        for done in view.events("recovery_done")
+    )
 
 
 def _survived(view: View, events: list[LogEvent]) -> Cause:
@@ -113,9 +145,11 @@ def _hardware(view: View, hard: list[LogEvent]) -> Cause:
     evidence = [logged(event) for event in _first_of_each(hard)[:4]]
     if len(cards) == 1 and len(hard) > 1:
         evidence.append(ruled_out(f"the software: all {len(hard)} come from one card, {cards[0]}", hard[-1], len(hard)))
-    evidence += _failing_rows(view)
+    evidence += ecc.failing_rows(view)
     ends = moments.ends(view)
-    main = _main(hard, ends)
+    times = moments.logged_times(view)
+    main = _main(sorted(hard, key=lambda event: moments.far(event, times) != 0), ends)
+    far = moments.far(main, times)
     before = _set_off(view, hard)
     if before is not None:
         code = before.field("code")
@@ -125,20 +159,25 @@ def _hardware(view: View, hard: list[LogEvent]) -> Cause:
     engine = view.events("nccl_timeout", "rpc_timeout", "cuda_error", "engine_dead")
     evidence += [logged(event) for event in engine if not foreign and moments.related(main, (event,)) is not False][:1]
     evidence += [*moments.doubt(main, ends), *moments.elsewhere(main, ends), *_whose(main, ends)]
-    apart = foreign or moments.related(main, ends) is False
+    evidence += moments.another_time(main, far)
+    apart = foreign or far != 0 or moments.related(main, ends) is False
     return Cause(
         "xid_hardware",
         Explanation(
-            f"The {'card' if before else 'hardware of'} {where} {'stopped' if before else 'fails'}. {told}.",
+            f"The {'card' if before else 'hardware of'} {where} {'stopped' if before else _fails(far)}. {told}.",
             0.95 if before is None else 0.7,
             tuple(evidence),
             tuple(advice),
         ),
         main.time,
-        severity="warning" if foreign and ends else moments.milder(main, ends),
+        severity="warning" if (foreign and ends) or far > 0 else moments.milder(main, ends),
         apart=apart,
         title="A GPU stopped" if before is not None else "",
     )
+
+
+def _fails(far: int) -> str:
+    return f"failed {moments.lasting(far)} before the engine's log" if far > 0 else "fails"
 
 
 def _main(events: list[LogEvent], ends: Sequence[LogEvent]) -> LogEvent:
@@ -165,77 +204,6 @@ def _first_of_each(events: list[LogEvent]) -> list[LogEvent]:
     for event in events:
         first.setdefault(event.field("code"), event)
     return list(first.values())
-
-
-def _ecc(view: View) -> Cause:
-    events = view.events("ecc_error")
-    rows = _failing_rows(view)
-    told = dict.fromkeys(each.text for each in rows if each.line is None)
-    cause = (
-        "GPU memory fails: CUDA met an uncorrectable ECC error."
-        if events
-        else f"GPU memory fails: {'; '.join(told)}."
-        if told
-        else "GPU memory fails: rows of it had to be replaced, or could not be."
-    )
-    others = view.events("rpc_timeout", "nccl_timeout", "engine_dead")
-    evidence = [*(logged(event) for event in events[:1]), *rows, *(logged(event) for event in others[:1])]
-    if events:
-        evidence.append(
-            ruled_out("memory that ran out: the error is about the content of memory, not its amount", events[0])
-        )
-    return Cause(
-        "xid_hardware",
-        Explanation(
-            cause,
-            0.92 if events else 0.8,
-            tuple(evidence),
-            (
-                advise("look at ECC and Remapped Rows in nvidia-smi -q, and for Xid 48, 63, 94 or 95 in dmesg"),
-                advise("reset the GPU or reboot, so that the rows are remapped; replace the card if it comes back"),
-            ),
-        ),
-        events[0].time if events else 0,
-        labels=() if events else _one_card(view),
-    )
-
-
-def _failing_rows(view: View) -> list[Evidence]:
-    """Return rows of memory that were remapped while somebody looked, or could not be, and errors that were counted."""
-    found = [
-        logged(event)
-        for event in view.events("rows_remapped")
-        if (number(event, "now") or 0) > (number(event, "before") or 0) or event.field("failed").lower() == "yes"
-    ]
-    failed = [each for each in view.samples("gpu_row_remap_failed") if each.value == 1]
-    pending = [each for each in view.samples("gpu_row_remap_pending") if each.value == 1]
-    uncorrected = [each for each in view.samples("gpu_ecc_errors_total", type="uncorrected") if each.value > 0]
-    found += [sampled(each, f"a row of {_card(view, each)} could not be remapped") for each in failed]
-    found += [sampled(each, f"a remapped row of {_card(view, each)} waits for a reset") for each in pending]
-    found += [
-        sampled(
-            each, f"{_card(view, each)} counts {each.value:.0f} uncorrected ECC error{'s' if each.value > 1 else ''}"
-        )
-        for each in uncorrected
-    ]
-    return found[:3]
-
-
-def _one_card(view: View) -> tuple[tuple[str, str], ...]:
-    """Return the label of the card whose counters tell of failing memory, where it is a single one."""
-    names = ("gpu_row_remap_failed", "gpu_row_remap_pending")
-    samples = [each for name in names for each in view.samples(name)]
-    samples += view.samples("gpu_ecc_errors_total", type="uncorrected")
-    cards = {each.labels.get("gpu", "") for each in samples if each.value > 0}
-    return (("gpu", cards.pop()),) if len(cards) == 1 else ()
-
-
-def _card(view: View, sample: Sample) -> str:
-    """Return the card of a sample by its number, and by its address where it is known."""
-    gpu = sample.labels.get("gpu", "")
-    named = (each for each in view.samples("gpu_info", gpu=gpu) if each.path == sample.path)
-    address = next((bus for each in named if (bus := each.labels.get("pci_bus_id", ""))), "")
-    return f"GPU {gpu}" + (f" ({address})" if address else "")
 
 
 def _software(view: View, soft: list[LogEvent]) -> Cause:

@@ -15,6 +15,9 @@ held in the KV pool is free, so the scheduler fills the place from the queue at 
 no room. A fall of `running` is therefore counted only when no place was filled again on a later page (`SETTLED_MS`),
 or, where some were, for those that stayed empty (`LASTING_MS`), or when the engine's own counter of preemptions moved
 meanwhile: that counter moves when a victim runs again.
+
+A prompt that is computed in chunks needs room for the first of them only. Thrown out half computed, it is admitted
+again at once: such an eviction is read off the pool (`pool`), as one request, if the places did not show it.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuwatch.model import NAME
+from gpuwatch.sources.derived.pool import Pool, PoolTrail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,20 +113,22 @@ class Page:
     progress: tuple[float | None, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Drop:
     """Requests that left the batch for the queue between two pages, as it seems.
 
-    `at` is the second of the pages, `most` the most requests that ran on it or since.
+    `at` is the second of the pages, `most` the most requests that ran on it or since. `pool` is what the KV pool says:
+    that it lost what a request had computed (true), or that it did although there was room (None).
     """
 
     at: Page
     requests: float
     most: float
+    pool: bool | None = False
 
     def is_decided(self, page: Page) -> bool:
         """Return whether `page` tells what it was: enough time has passed, or the engine counted a preemption."""
-        refilling = self.most > self.at.running
+        refilling = self.most > self.at.running or not self.requests
         return self._confirmed(page) or page.time - self.at.time >= (LASTING_MS if refilling else SETTLED_MS)
 
     def _confirmed(self, page: Page) -> bool:
@@ -137,6 +143,10 @@ class Drop:
             empty -= (page.finished or 0.0) - (self.at.finished or 0.0)
         return max(0.0, min(self.requests, empty))
 
+    def freed(self, page: Page) -> bool:
+        """Return whether the pool lost what was computed, and not a prompt that got its first token meanwhile."""
+        return self.pool is not False and (self.at.counters[1] == page.counters[1] or self._confirmed(page))
+
 
 @dataclass(slots=True)
 class EngineTrail:
@@ -150,6 +160,7 @@ class EngineTrail:
     seen: deque[tuple[int, float]] = field(default_factory=deque)
     alive: bool = False
     _drops: deque[Drop] = field(default_factory=deque)
+    _pool: PoolTrail = field(default_factory=PoolTrail)
     _page: Page | None = None
     _token_at: int = 0
     _values: tuple[float, ...] = ()
@@ -162,7 +173,7 @@ class EngineTrail:
         restarted = previous is not None and _went_back(previous, page)
         if previous is not None and (restarted or page.time - previous.time > LONGEST_GAP_MS):
             previous = None
-        self._count_evictions(previous, page)
+        self._count_evictions(previous, page, pool_held(page, rows, values))
         self._watch_tokens(previous, page)
         self._watch_page(previous, page, rows, values)
         self._note_length(time, rows, values)
@@ -200,7 +211,7 @@ class EngineTrail:
             progress=tuple(progress),
         )
 
-    def _count_evictions(self, previous: Page | None, page: Page) -> None:
+    def _count_evictions(self, previous: Page | None, page: Page, pool: Pool | None) -> None:
         if self.sglang:
             # Its gauges are refreshed every 40 decode steps, its finished counter at once: they do not compare.
             if page.preemptions is None:
@@ -210,23 +221,29 @@ class EngineTrail:
         else:
             if page.queued is None or page.finished is None:
                 return
-            added = self._lasting_drops(previous, page)
+            added = self._lasting_drops(previous, page, pool)
         self.evictions = (self.evictions or 0.0) + max(0.0, added)
 
-    def _lasting_drops(self, previous: Page | None, page: Page) -> float:
+    def _lasting_drops(self, previous: Page | None, page: Page, pool: Pool | None) -> float:
         """Return the evictions that this page proves, and remember those that it makes likely."""
         drops = self._drops
         if previous is None:
             drops.clear()
+            self._pool.forget()
+            self._pool.update(pool)
             return 0.0
         for drop in drops:
             drop.most = max(drop.most, page.running)
         proven = 0.0
-        while drops and drops[0].is_decided(page):
-            proven += drops.popleft().lasting(page)
-        likely = evicted_between(previous, page)
-        if likely:
-            drops.append(Drop(page, likely, page.running))
+        for drop in [one for one in drops if one.is_decided(page)]:
+            drops.remove(drop)
+            freed = drop.freed(page)
+            proven += max(drop.lasting(page), 1.0 if freed and drop.pool else 0.0)
+            if freed and drop.pool is None:
+                self._pool.spoil(page.time)
+        likely, fell = evicted_between(previous, page), self._pool.update(pool)
+        if likely or fell is not False:
+            drops.append(Drop(page, likely, page.running, fell))
         return proven
 
     def _watch_tokens(self, previous: Page | None, page: Page) -> None:
@@ -265,6 +282,35 @@ def evicted_between(previous: Page | None, page: Page) -> float:
     fell = previous.running - page.running - (page.finished - previous.finished)
     rose = page.queued - previous.queued
     return max(0.0, min(fell, rose))
+
+
+def pool_held(page: Page, rows: EngineRows, values: Sequence[float]) -> Pool | None:
+    """Return what the KV pool holds, or None where the page does not say all that it takes to compare it.
+
+    vLLM's usage excludes the null block from the pool (facts of version 0.10.2 and later).
+    """
+    single = rows.single
+    generation, prompt = page.counters[0], page.counters[1]
+    if generation is None or prompt is None or page.finished is None or page.queued is None:
+        return None
+    if "usage" not in single or "blocks" not in single or "block_size" not in single:
+        return None
+    size, block = float(values[single["blocks"]]) - 1, float(values[single["block_size"]])
+    usage = float(values[single["usage"]])
+    if not (size > 0 and block > 0 and usage >= 0):
+        return None
+    used = round(usage * size)
+    return Pool(
+        time=page.time,
+        running=page.running,
+        open=page.running + page.queued,
+        finished=page.finished,
+        prompt=prompt,
+        untold=used * block - prompt - generation,
+        used=used,
+        size=size,
+        block=block,
+    )
 
 
 def tokens_per_request(rows: EngineRows, values: Sequence[float]) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpuwatch.ledger.reconcile import Card, Statement, divide
+from gpuwatch.ledger.reconcile import Card, Statement, divide, missing_on
 from gpuwatch.model import NAME, Batch, Labels, series
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ _HELD = "gpuwatch_gpu_memory_engine_bytes"
 _TOTAL = "gpuwatch_gpu_memory_total_bytes"
 _BYTES = "gpuwatch_ledger_bytes"
 _GROWTH = "gpuwatch_ledger_growth_bytes"
+_MISSING = "gpuwatch_ledger_missing_bytes"
 _SILENT = Statement()
 
 
@@ -97,7 +98,7 @@ class _Growth:
 
 
 class Ledger:
-    """Turns the batches of each tick into ``gpuwatch_ledger_bytes`` and ``gpuwatch_ledger_growth_bytes``."""
+    """Turns the batches of each tick into ``gpuwatch_ledger_bytes``, ``…_growth_bytes`` and ``…_missing_bytes``."""
 
     def __init__(self) -> None:
         self._layouts: dict[str, _Layout] = {}
@@ -106,7 +107,7 @@ class Ledger:
         self._restarted: set[str] = set()
         self._answered: set[str] = set()
         self._keys: tuple[Labels, ...] = ()
-        self._names: dict[tuple[Labels, str], Labels] = {}
+        self._names: dict[tuple[Labels, str, str], Labels] = {}
 
     def update(self, time: int, batches: Sequence[Batch]) -> Batch:
         """Take the batches of one tick and return the ledger's series at `time` (milliseconds since the epoch)."""
@@ -185,9 +186,9 @@ class Ledger:
         serving = frozenset(engine for engine, row in layout.engines.get(uuid, ()) if seen[row] > 0)
         held = {engine: float(seen[row]) for (of, engine), row in layout.held.items() if of == uuid}
         engines = [(statements.get(engine, _SILENT), held.get(engine)) for engine in sorted(serving | set(held))]
-        rows = [(self._name(gpu, component), amount) for component, amount in divide(card, engines).items()]
-        grown = self._growth(time, gpu, card, serving)
-        return rows if grown is None else [*rows, (self._name(gpu, ""), grown)]
+        rows = [(self._name(gpu, _BYTES, component), amount) for component, amount in divide(card, engines).items()]
+        alone = {_GROWTH: self._growth(time, gpu, card, serving), _MISSING: missing_on(card, engines)}
+        return [*rows, *((self._name(gpu, name), value) for name, value in alone.items() if value is not None)]
 
     def _growth(self, time: int, gpu: Labels, card: Card, engines: frozenset[Engine]) -> float | None:
         """Return how much more than a minute after its engines began to serve the GPU holds now.
@@ -210,9 +211,8 @@ class Ledger:
             grown.baseline = held
         return held - grown.baseline
 
-    def _name(self, gpu: Labels, component: str) -> Labels:
-        found = self._names.get((gpu, component))
+    def _name(self, gpu: Labels, name: str, component: str = "") -> Labels:
+        found = self._names.get((gpu, name, component))
         if found is None:
-            name = _BYTES if component else _GROWTH
-            found = self._names[gpu, component] = series(name, **dict(gpu), component=component)
+            found = self._names[gpu, name, component] = series(name, **dict(gpu), component=component)
         return found

@@ -7,7 +7,9 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuwatch.engines.flag_secrets import shown_command
 from gpuwatch.engines.flags import FLAGS, PRESENT, flag_facts, parse_flags
+from gpuwatch.sources.files import yaml_lists
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,12 +25,12 @@ _LAUNCH = re.compile(
 _IMAGE = re.compile(r"\b(?:vllm/vllm-openai|lmsysorg/sglang):v?(?P<version>\d+\.\d+\.\d+(?:\.?post\d+|rc\d+)?)\b")
 _NO_COMMAND = re.compile(r"^usage:|--help\b|\[options\]|^\S+: error:|Namespace\(", re.IGNORECASE)
 _OPERATORS = frozenset({"|", "||", "&&", ";", "&", ">", ">>", "2>&1", "2>", "<", "|&"})
-_WORDS = ("serve", ".entrypoints", "vllm-openai", "launch_server", "lmsysorg", "args:", "command:", "entrypoint:")
+_WORDS = (
+    *("serve", ".entrypoints", "vllm-openai", "launch_server", "lmsysorg", "args:", "command:", "entrypoint:"),
+    *('args":', 'command":', '"Args":', '"Cmd":', '"Entrypoint":'),
+)
 _MOST_LINES = 100
 _MOST_TEXT = 8000
-_LIST_HEAD = re.compile(r"^\s*(?:- )?(?P<key>args|command|entrypoint):\s*(?P<rest>.*)$")
-_LIST_ITEM = re.compile(r"^\s*-\s+(?P<item>\S.*)$")
-_QUOTED = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'")
 
 _FAMILIES = (
     "VLLM|SGLANG|SGL|NCCL|CUDA|TORCH|PYTORCH|HF|TRANSFORMERS|OMP|MKL|OPENBLAS|RAY|GLOO|LMCACHE|UCX|NVSHMEM|TRITON|FLASHINFER"
@@ -88,8 +90,8 @@ def _words(text: str) -> Iterator[str]:
 
 
 def facts_of_launch(launch: Launch) -> dict[str, str | float | int | bool]:
-    """Return the facts of a command by key, the command itself among them."""
-    facts: dict[str, str | float | int | bool] = {"command": launch.text}
+    """Return the facts of a command by key, the command itself among them, without what is secret in it."""
+    facts: dict[str, str | float | int | bool] = {"command": shown_command(launch.engine, _from_program(launch.text))}
     facts["engine"] = launch.engine
     facts |= flag_facts(launch.engine, parse_flags(launch.engine, launch.arguments))
     first = launch.arguments[0] if launch.arguments else ""
@@ -109,7 +111,7 @@ def read_commands(text: Text, found: Found) -> None:
         if at <= done:
             continue
         launch: Launch | None = None
-        if (head := _LIST_HEAD.match(line)) is not None:
+        if (head := yaml_lists.HEAD.match(line)) is not None:
             launch, done = _list(at, head["rest"], text, engine)
         elif _LAUNCH.search(line) is not None and _NO_COMMAND.search(line) is None:
             launch, done = _shell(at, text)
@@ -152,23 +154,12 @@ def _from_program(text: str) -> str:
 
 
 def _list(at: int, rest: str, lines: Text, engine: str) -> tuple[Launch | None, int]:
-    """Return the command in a list of YAML, in one line or one item per line, and the last line of it."""
-    words, last = [first or second for first, second in _QUOTED.findall(rest)] if rest.startswith("[") else [], at
-    if rest and not rest.startswith(("[", ">", "|")):
-        words = list(_words(rest))
-    while last < lines.count and last - at < _MOST_LINES:
-        text = lines.line(last + 1)
-        item = _LIST_ITEM.match(text)
-        if rest.startswith("[") and "]" not in rest:
-            words += [first or second for first, second in _QUOTED.findall(text)]
-            rest += text
-        elif item is not None and not rest:
-            words += _words(item["item"])
-        elif rest in (">", ">-", "|", "|-") and text.startswith("  ") and text.strip():
-            words += _words(text)
-        else:
-            break
-        last += 1
+    """Return the command in a list of YAML or JSON, and the last line of it."""
+    words, last = _list_words(at, yaml_lists.without_comment(rest).strip(), lines)
+    # The words of a shell: what it is given to run is the command.
+    inner = next((parse_launch(word) for word in words if " " in word and _LAUNCH.search(word) is not None), None)
+    if inner is not None and any(word.startswith("-") for word in inner.arguments):
+        return Launch(inner.engine, inner.arguments, _from_program(inner.text)[:_MOST_TEXT], at), last
     if sum(word.startswith("--") for word in words) < 1:
         return None, at
     if words[:1] and words[0] in ("vllm", "sglang") and words[1:2] == ["serve"]:
@@ -179,6 +170,42 @@ def _list(at: int, rest: str, lines: Text, engine: str) -> tuple[Launch | None, 
     return Launch(engine, tuple(words), f"{names[engine]} {shlex.join(words)}"[:_MOST_TEXT], at), last
 
 
+def _list_words(at: int, rest: str, lines: Text) -> tuple[list[str], int]:
+    """Return the words of a list whose head is in line `at`, and the last line of it; comments and gaps are none."""
+    last, most = at, min(lines.count, at + _MOST_LINES)
+    if rest.startswith("["):
+        while not yaml_lists.is_closed(rest) and last < most:
+            last += 1
+            rest += " " + yaml_lists.without_comment(lines.line(last)).strip()
+        return list(yaml_lists.flow_words(rest)), last
+    if rest and not yaml_lists.is_block(rest):
+        return list(_words(rest)), at
+    head, script = lines.line(at), ""
+    words: list[str] = []
+    least = _indent(head) + (1 if rest or head.lstrip().startswith("- ") else 0)
+    for number in range(at + 1, most + 1):
+        text = yaml_lists.without_comment(lines.line(number))
+        item = yaml_lists.item_of(text)
+        if not text.strip():
+            continue
+        if _indent(text) < least or not (rest or item) or (item and not rest and yaml_lists.is_block(item)):
+            break
+        last = number
+        if rest:
+            # A line of a script ends a command; a folded one does not.
+            line = text.strip()
+            script += f"{line.removesuffix(chr(92))} " if rest[0] == ">" or line.endswith(chr(92)) else f"{line} ; "
+        else:
+            words += _words(item or "")
+    if script and _LAUNCH.search(script) is None:
+        words = list(_words(script))
+    return words or [script] * bool(script), last
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))
+
+
 def read_environment(text: Text, found: Found) -> None:
     """Read the settings of the environment in a text."""
     for at in text.numbers(_FAMILY_HEADS):
@@ -187,6 +214,9 @@ def read_environment(text: Text, found: Found) -> None:
         # In the middle of a sentence a setting is a proposal, as in the texts of torch and NCCL.
         if "=" in line and (_ENV_LINE.match(line) is not None or _RUNS.search(line) is not None):
             pairs = [(match["name"], match["value"].strip("\"',")) for match in _ENV.finditer(line)]
+        pair = yaml_lists.pair_of(line)
+        if pair is not None and pair[0].startswith(_FAMILY_HEADS):
+            pairs.append(pair)
         colon = _ENV_COLON.match(line)
         if colon is not None:
             pairs.append((colon["name"], colon["value"].strip()))

@@ -31,6 +31,7 @@ _LIMITS = re.compile(r"^ *\"?[Ll]imits\"?:")
 _MEMORY = re.compile(r"^ *\"?memory\"?: *\"?(?P<size>\d+(?:\.\d+)?(?:[KMGT]i?)?)\"?,?\s*$")
 _GPUS = re.compile(r"^ *\"?nvidia\.com/[\w.-]+\"?: *\"?[1-9]\d*\"?,?\s*$")
 _INIT = re.compile(r"^ *\"?(?:Init Containers|initContainers|initContainerStatuses)\"?:")
+_STATUSES = re.compile(r"^ *\"?(?:initC|ephemeralC|c)ontainerStatuses\"?:")
 _WAITS = re.compile(r"PodInitializing|\bInit:\d|\bInit:(?:OOMKilled|CrashLoopBackOff|Error)\b")
 _FINISHED = re.compile(r"^ *\"?(?:Finished|[fF]inishedAt)\"?: *\"?(?P<date>[^\"]+?)\"?,?\s*$")
 _COMMANDS = re.compile(r"vllm serve|launch_server|api_server|\"serve\"", re.IGNORECASE)
@@ -68,10 +69,11 @@ def read_containers(lines: Sequence[tuple[int, str]]) -> list[Container]:
             if opened is None:
                 continue
             block = _block(lines, at, len(opened["indent"]))
-            container = _container(block, opened.groupdict().get("name") or "", len(opened["indent"]) + shift)
+            section = _section(lines, at, len(opened["indent"]))
+            name = opened.groupdict().get("name") or ""
+            container = _container(block, name, len(opened["indent"]) + shift, _STATUSES.match(section) is not None)
             if container is not None:
-                init = _INIT.match(_section(lines, at, len(opened["indent"]))) is not None
-                found.append(replace(container, init=init))
+                found.append(replace(container, init=_INIT.match(section) is not None))
     return found
 
 
@@ -97,18 +99,21 @@ def _indent(text: str) -> int:
     return len(text) - len(text.lstrip(" "))
 
 
-def _container(block: Sequence[tuple[int, str]], name: str, least: int) -> Container | None:
-    """Return the container that a block is about; None where it is about something else."""
+def _container(block: Sequence[tuple[int, str]], name: str, least: int, status: bool) -> Container | None:
+    """Return the container that a block is about; None where it is about something else.
+
+    The status of a container may have no image.
+    """
     own = [_Key(block[0][1].replace("- ", "  ", 1))] if not name else []
     own += [_Key(text) for _, text in block[1:]]
     depth = min((key.indent for key in own if key.name and key.indent >= least), default=0)
     keys = {key.name.lower(): key.value for key in reversed(own) if key.name and key.indent == depth}
     name = name or keys.get("name", "")
-    if not name or not keys.get("image"):
+    if not name or not (keys.get("image") or status):
         return None
     command = any(_COMMANDS.search(text) for _, text in block)
     gpus = any(_GPUS.match(text) for _, text in block)
-    return Container(name, keys["image"], block[0][0], block[-1][0] + 1, _limit(block), command, gpus)
+    return Container(name, keys.get("image", ""), block[0][0], block[-1][0] + 1, _limit(block), command, gpus)
 
 
 class _Key:

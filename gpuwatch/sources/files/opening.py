@@ -32,6 +32,8 @@ MOST_BYTES = 64 << 30
 """Where reading ends, after decompression."""
 SILENCE_SECONDS = 60.0
 """How long a named pipe may say nothing."""
+OPENING_SECONDS = 30.0
+"""How long nobody need write to a named pipe at first."""
 
 _PATIENCE = 0.01
 
@@ -132,11 +134,12 @@ def _open(path: str) -> Opened:
 
 
 def _file(fd: int, opened: Opened, *, regular: bool) -> Iterator[bytes]:
-    deadline = time.monotonic() + SILENCE_SECONDS
+    deadline = time.monotonic() + OPENING_SECONDS
     while True:
         try:
-            if not regular and not select.select([fd], [], [], SILENCE_SECONDS)[0]:
-                opened.note = f"said nothing for {SILENCE_SECONDS:.0f} seconds; what came before was read"
+            patience = SILENCE_SECONDS if opened.raw_bytes else max(0.0, deadline - time.monotonic())
+            if not regular and not select.select([fd], [], [], patience)[0]:
+                opened.note = _silent(opened)
                 return
             data = os.read(fd, BLOCK)
         except BlockingIOError:
@@ -148,11 +151,19 @@ def _file(fd: int, opened: Opened, *, regular: bool) -> Iterator[bytes]:
             # Nobody has opened the other end of the pipe yet.
             time.sleep(_PATIENCE)
             continue
+        if not data and not regular and not opened.raw_bytes:
+            opened.note = _silent(opened)
         if not data:
             return
         yield data
         if regular and not data.strip(b"\0"):
             _skip_hole(fd)
+
+
+def _silent(opened: Opened) -> str:
+    if opened.raw_bytes:
+        return f"said nothing for {SILENCE_SECONDS:.0f} seconds; what came before was read"
+    return f"is a pipe to which nobody wrote anything in {OPENING_SECONDS:.0f} seconds"
 
 
 def _skip_hole(fd: int) -> None:

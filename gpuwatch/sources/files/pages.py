@@ -38,6 +38,7 @@ _LINE = re.compile(
     r"|[a-zA-Z_:][\w:]*(?:\{[^}]*\})?\s+[-+]?(?:\d[\d.eE+-]*|NaN|Inf)(?:\s+\d{10,13})?)\s*$"
 )
 _SUFFIX = re.compile(r"_(?:bucket|sum|count|created)$")
+_OTHERS = 8
 _STAMPED = re.compile(r"\s(\d{13})\s*$")
 _FOREIGN = re.compile(r"^(?:ray_)?(?:vllm|sglang)[:_]|^(?:process|python|http)_")
 _OWN = (
@@ -105,6 +106,9 @@ def _describe(page: Page, saved: SavedPage, found: Found) -> None:
     """Say what the page has: the families, and how many processes speak on it for one series."""
     names = sorted({_SUFFIX.sub("", name) for name in page.layout.names() if _FOREIGN.match(name)})
     found.tell("page.names", " ".join(names), saved.first, saved.time)
+    others = sorted({_SUFFIX.sub("", name) for name in page.layout.names() if not _FOREIGN.match(name)})
+    if others:
+        found.tell("page.others", " ".join(others[:_OTHERS]), saved.first, saved.time)
     pids: dict[tuple[tuple[str, str], ...], set[str]] = {}
     for labels in page.layout.keys:
         if label(labels, "pid"):

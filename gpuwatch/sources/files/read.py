@@ -13,8 +13,18 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.engines.log_text import clean
 from gpuwatch.engines.stack_log import RAISED
-from gpuwatch.sources.files import commands, containers, model_config, smi_csv, smi_query, smi_table
+from gpuwatch.sources.files import (
+    commands,
+    containers,
+    docker_inspect,
+    documents,
+    model_config,
+    smi_csv,
+    smi_query,
+    smi_table,
+)
 from gpuwatch.sources.files.book import FileBook
+from gpuwatch.sources.files.carriers import plain
 from gpuwatch.sources.files.opening import HEAD, UnreadableError, open_input
 from gpuwatch.sources.files.samples import Found
 from gpuwatch.sources.files.scan import Scanner
@@ -33,7 +43,20 @@ WHOLE = 4 << 20
 _TOP = 1 << 20
 RECORDING = b'{"gpuwatch_recording"'
 
-_KERNEL_PATTERNS = frozenset({"xid", "gpu_lost", "driver_error", "oom_killer", "oom_constraint", "segfault"})
+_KERNEL_PATTERNS = frozenset(
+    {
+        "xid",
+        "xid_answered",
+        "sxid",
+        "pcie_error",
+        "hung_task",
+        "gpu_lost",
+        "driver_error",
+        "oom_killer",
+        "oom_constraint",
+        "segfault",
+    }
+)
 _SMI_PATTERNS = frozenset({"driver_unreachable", "smi_gpu_lost"})
 _OF_CONTAINERS = frozenset({"out_of_memory_killed", "container_exit", "memory_limit", "container_killed"})
 _PAGE_MARKS = (
@@ -51,6 +74,8 @@ _VLLM_LINE = re.compile(
     rb"^(?:\([^)\n]{1,80}\) )*(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d ", re.MULTILINE
 )
 _SGLANG_LINE = re.compile(rb"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?: [A-Z_]{2,8}\d+)*\] ", re.MULTILINE)
+_VLLM_PROCESS = re.compile(rb"^\((?:APIServer|EngineCore|Worker|VllmWorker)[^)\n]{0,40} ?pid=\d+\) ", re.MULTILINE)
+_ENGINE_FRAME = re.compile(rb'\bFile "[^"\n]*/(?P<engine>vllm|sglang)/[^"\n]*\.py", line \d+, in ')
 # The traceback of a program that somebody runs, such as a training script.
 _SCRIPT = re.compile(
     rb'^Traceback \(most recent call last\):\n  File "(?!<)[^"\n]*", line \d+, in <module>', re.MULTILINE
@@ -62,7 +87,8 @@ _KERNEL_LINE = re.compile(
     re.MULTILINE,
 )
 _KUBERNETES = re.compile(
-    rb"^(?:Namespace: |Containers:$|Events:|QoS Class: |LAST SEEN +TYPE |NAME +READY +STATUS |apiVersion: |\$ kubectl "
+    rb"^(?:Namespace: |Containers:$|Events:|QoS Class: |(?:NAMESPACE +)?(?:LAST SEEN +TYPE |NAME +READY +STATUS )"
+    rb"|apiVersion: |\$ kubectl | *\"apiVersion\": \"v1\"| *\"kind\": \"(?:Pod|List|Event|Deployment|StatefulSet)\""
     rb"|kind: (?:Pod|Deployment|StatefulSet)| +Last State: |.*\bkubectl (?:top|get|describe|logs)\b)",
     re.MULTILINE,
 )
@@ -155,7 +181,8 @@ def _recording(opened: Opened, path: str) -> str:
 
 def _read(opened: Opened, near: int, progress: Callable[[int, int], None] | None) -> FileText:
     scanner, head, rest = Scanner(), bytearray(), _Rest(0 if opened.packed else opened.size)
-    for block in opened.blocks():
+    notes: list[str] = []
+    for block in plain(opened.blocks(), notes):
         scanner.feed(block)
         if len(head) < WHOLE:
             head += block[: WHOLE - len(head)]
@@ -164,6 +191,9 @@ def _read(opened: Opened, near: int, progress: Callable[[int, int], None] | None
         if progress is not None:
             progress(opened.raw_bytes, opened.size)
     hits = scanner.finish()
+    document = documents.kind_of(bytes(head[:HEAD])) if hits else ""
+    if document:
+        hits, scanner.groups = [], {}
     book = FileBook(opened.name, near)
     book.read(hits)
     if rest.rows:
@@ -175,9 +205,10 @@ def _read(opened: Opened, near: int, progress: Callable[[int, int], None] | None
     for name, group in scanner.groups.items():
         _count(book, name, group)
     kind, engine = _kind(bytes(head[: 1 << 20]), scanner.groups, book, found)
-    note = opened.note
+    note = "; ".join(filter(None, (opened.note, *notes)))
     if kind == "unknown" and not note:
-        note = "no line of it is of a kind that gpuwatch knows"
+        told = f"it is {document}, and what it says of log lines happened nowhere"
+        note = told if document else "no line of it is of a kind that gpuwatch knows"
     facts = sorted(book.facts, key=lambda fact: fact.line or 0)
     return FileText(
         opened.name,
@@ -196,7 +227,11 @@ def _read(opened: Opened, near: int, progress: Callable[[int, int], None] | None
 
 def _attributed(events: list[LogEvent], top: Text) -> list[LogEvent]:
     """Return events with the container that they are about and its end, where the text is one about containers."""
-    if not any(event.event in _OF_CONTAINERS for event in events) or not top.has((*containers.MARKS, *containers.ENDS)):
+    if not any(event.event in _OF_CONTAINERS for event in events):
+        return events
+    if top.has(docker_inspect.MARKS):
+        return docker_inspect.limited(events, top.lines)
+    if not top.has((*containers.MARKS, *containers.ENDS)):
         return events
     found = containers.dated(events, top.lines, _OF_CONTAINERS)
     return containers.attributed(found, containers.read_containers(top.lines), top.lines)
@@ -258,16 +293,22 @@ def _kind(head: bytes, groups: Mapping[str, Group], book: FileBook, found: Found
     engine = book.engine
     vllm, sglang = _VLLM_LINE.search(head) is not None, _SGLANG_LINE.search(head) is not None
     own = Counter(group.pattern.engine for group in groups.values() if group.pattern.engine)
+    if groups and not (vllm or sglang or own):
+        frame = _ENGINE_FRAME.search(head)
+        vllm = _VLLM_PROCESS.search(head) is not None or (frame is not None and frame["engine"] == b"vllm")
+        sglang = not vllm and frame is not None
     if not engine and (vllm or sglang or own):
         engine = "vllm" if vllm else "sglang" if sglang else own.most_common(1)[0][0]
     events = any(group.kind == "event" for group in groups.values())
-    kernel = _KERNEL_LINE.search(head) is not None or (bool(groups) and set(groups) <= _KERNEL_PATTERNS)
+    kubernetes = _KUBERNETES.search(head) is not None
+    kernel = _KERNEL_LINE.search(head) is not None
+    kernel = kernel or (bool(groups) and set(groups) <= _KERNEL_PATTERNS and not kubernetes)
     choices = (
         ("engine_log", vllm or sglang or (bool(own) and "metrics" not in found.kinds)),
         ("metrics", "metrics" in found.kinds),
         ("nvidia_smi", "nvidia_smi" in found.kinds),
         ("dmesg", kernel),
-        ("kubernetes", _KUBERNETES.search(head) is not None),
+        ("kubernetes", kubernetes),
         ("nvidia_smi", bool(groups) and set(groups) <= _SMI_PATTERNS),
         (found.kinds[0] if found.kinds else "", bool(found.kinds)),
         ("engine_log", events and not (_SCRIPT.search(head) is not None and _ENGINE_WORD.search(head) is None)),

@@ -56,6 +56,9 @@ _HEAD = re.compile(
     rb"|\[\d\d:\d\d:\d\d|\[[A-Z]{2,8}\d|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d"
     rb"|[A-Z][a-z]{2} \d{1,2}, \d{4} @|\{\"|[\w.-]+-\d+ +\| |\[pod/|\[ *\d+\.\d{6}\])"
 )
+# dmesg colours what stands before the first ": " of a message, and so cuts "NVRM: Xid" in two.
+_COLOURED = b": \x1b[0m"
+_COLOUR = re.compile(rb"\x1b\[[\d;]*m")
 _TRACEBACK = b"Traceback (most recent call last)"
 _FRAME = re.compile(rb"^\s*File \"")
 
@@ -189,6 +192,8 @@ class Scanner:
 
     def _take(self, text: bytes) -> None:
         self._settle(most=_LAST_OF_BLOCK)
+        if _COLOURED in text:
+            text = _COLOUR.sub(b"", text)
         wanted, count = self._shapes.look(text)
         numeric = _lines_with(text, numeric_literals()) if self.lines < _NUMERIC_LINES else set()
         if self.lines < wrapped.FIRST_LINES:

@@ -86,6 +86,8 @@ _DMON = {
     "pclk": ("sm_clock_hertz", 1e6),
     "fb": ("memory_used_bytes", float(MIB)),
 }
+# Counted over the life of the card (man nvidia-smi: "aggregated"); queries print what came since the driver began.
+_DMON_ECC = {"sbecc": "corrected", "dbecc": "uncorrected"}
 
 
 class CsvReader:
@@ -206,6 +208,11 @@ class CsvReader:
             value = number(row.get(column, ""))
             if value is not None:
                 self._found.samples.add(f"gpu_{name}", value * factor, time, gpu=row["gpu"])
+        for column, kind in _DMON_ECC.items():
+            errors = number(row.get(column, ""))
+            if errors is not None:
+                labels = {"gpu": row["gpu"], "type": kind, "since": "ever"}
+                self._found.samples.add("gpu_ecc_errors_total", errors, time, **labels)
         if row.get("tviol") in ("0", "1"):
             held = float(row["tviol"])
             self._found.samples.add("gpu_clocks_event_active", held, time, gpu=row["gpu"], reason="thermal")

@@ -66,6 +66,7 @@ for _row in _ROWS.strip().splitlines():
     _key, _series, _unit = (part.strip() for part in _row.split("|"))
     _KEYS[_key] = (*_series.partition(" ")[::2], _unit)
 
+_ACTIONS = {"None": 0.0, "Reset": 1.0, "Reboot": 2.0, "Drain P2P": 3.0, "Drain and Reset": 4.0}
 _REASONS = ("Clocks Event Reasons", "Clocks Throttle Reasons")
 _REASON_KEYS = {
     "Idle": "gpu_idle",
@@ -134,6 +135,8 @@ class _Log:
                 self._add("process_memory_bytes", used * MIB, pid=self.pid, process=self.process)
         elif section in _REASONS and key in _REASON_KEYS and value in ("Active", "Not Active"):
             self._add("clocks_event_active", float(value == "Active"), reason=REASON_NAMES[_REASON_KEYS[key]])
+        elif key == "GPU Recovery Action" and value in _ACTIONS:
+            self._add("recovery_action", _ACTIONS[value])
         else:
             name, kind, unit = _KEYS.get(f"{section}/{key}", ("", "", ""))
             if name:

@@ -34,6 +34,7 @@ _USE = re.compile(
 )
 _MIG = re.compile(
     r"^\| *(?P<gpu>\d+) +(?P<gi>\d+) +(?P<ci>\d+) +(?P<dev>\d+) *\| *(?P<used>\d+)MiB */ *(?P<total>\d+)MiB *\|"
+    r"(?: *\d+ +(?P<ecc>\d+|N/A) *\|)?"
 )
 _PROCESS = re.compile(
     r"^\| *(?P<gpu>\d+)(?: +(?:N/A|\d+) +(?:N/A|\d+))? +(?P<pid>\d+) +(?P<type>C|G|C\+G|M\+C) +(?P<name>\S.*?) +"
@@ -76,7 +77,7 @@ class _Table:
     def _row(self, line: int, text: str) -> None:
         process = _PROCESS.match(text) if self.processes is not None or "MiB |" in text else None
         if process is not None:
-            self._process(process)
+            self._process(process, line)
             return
         gpu = _GPU.match(text)
         if gpu is not None:
@@ -87,6 +88,8 @@ class _Table:
             labels = {"gpu": mig["gpu"], "gi": mig["gi"], "ci": mig["ci"]}
             self._add("memory_used_bytes", float(mig["used"]) * MIB, labels)
             self._add("memory_total_bytes", float(mig["total"]) * MIB, labels)
+            if (mig["ecc"] or "").isdigit():
+                self._add("ecc_errors_total", float(mig["ecc"]), {**labels, "type": "uncorrected"})
             return
         use = _USE.match(text)
         if use is not None:
@@ -116,6 +119,8 @@ class _Table:
             self.gpu = {"gpu": str(self.rows)}
             self.rows += 1
         labels, self.gpu = self.gpu, None
+        if row["fan"] == "ERR!":
+            self.found.absent("gpu_fan_ratio", labels["gpu"], row["fan"], line, self.time)
         for group, name, factor in (
             ("temp", "temperature_celsius", 1.0),
             ("power", "power_watts", 1.0),
@@ -133,9 +138,11 @@ class _Table:
         else:
             self.found.absent("gpu_memory_used_bytes", labels["gpu"], row["none"].strip(), line, self.time)
 
-    def _process(self, row: re.Match[str]) -> None:
+    def _process(self, row: re.Match[str], line: int) -> None:
         if self.processes is not None:
             self.processes += 1
+        if row["name"].endswith("Xwayland"):
+            self.found.tell("nvidia_smi.display", row["name"], line, self.time)
         used = number(row["used"])
         if used is not None:
             labels = {"gpu": row["gpu"], "pid": row["pid"], "process": row["name"]}

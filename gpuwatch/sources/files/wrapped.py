@@ -27,6 +27,9 @@ _BRACKETS = (("{", "}"), ("(", ")"))
 _LARGEST = 1 << 19
 # A line of code that ends with a bracket, and an error that begins a line of its own below it.
 _COMPLETE = re.compile(rb"[)\]}:]\s*$")
+# A word with a sign or a number in it: words of prose may begin two parts of a line by chance.
+_MARK = re.compile(rb"\S*[\d:|\[\]()<>=#]\S*\s")
+_DIGITS = re.compile(rb"\d+")
 _RAISES = re.compile(rb"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?:: |$)")
 
 
@@ -69,6 +72,8 @@ def joined(line: bytes, below: Sequence[bytes], found: Match | None) -> tuple[by
         piece = more.rstrip(b"\r\n")
         if len(text) > LINE or not _goes_on(piece) or (_COMPLETE.search(text) and _RAISES.match(piece)):
             break
+        if _begins_alike(line, piece):
+            break
         at = len(strip_prefix(parts_of(text)[-1]).message)
         text += piece
         match = recognise(text)
@@ -83,6 +88,16 @@ def _goes_on(piece: bytes) -> bool:
         return False
     text = parts_of(piece)[-1]
     return strip_prefix(text).message == text
+
+
+def _begins_alike(line: bytes, piece: bytes) -> bool:
+    """Whether two lines begin with the same mark, numbers apart: the tag of a process, a host, a time, a list."""
+    mark = _MARK.match(piece)
+    return mark is not None and _DIGITS.sub(b"0", _first(line)) == _DIGITS.sub(b"0", _first(piece))
+
+
+def _first(line: bytes) -> bytes:
+    return line.split(maxsplit=1)[0]
 
 
 def _says_more(match: Match, than: Match | None) -> bool:

@@ -18,6 +18,13 @@ ROWS = [
     ("gpu_lost", "nccl_hang"),
     ("xid_hardware", "nccl_hang"),
     ("gpu_memory_growth", "tp_imbalance"),
+    ("driver_unresponsive", "engine_stalled"),
+    ("driver_unresponsive", "nccl_hang"),
+    ("driver_unresponsive", "engine_down"),
+    ("throttling", "throughput_collapse"),
+    ("throttling", "queue_growth"),
+    ("gpu_lost", "throughput_collapse"),
+    ("xid_hardware", "queue_growth"),
 ]
 
 
@@ -57,6 +64,27 @@ def test_the_fault_of_a_rank_s_own_gpu_comes_before_that_of_another_rank():
         placement=PLACED,
     )
     assert {each.id: each.caused_by for each in found}["tp_straggler"] == "throttling"
+
+
+def test_the_driver_of_a_host_explains_every_engine_there_that_uses_a_gpu():
+    both = Placement(PLACED.pairs | {("h", "", "a"), ("h", "", "cpu"), ("other", "GPU-9", "z")})
+    symptoms = [alert("engine_stalled", server=server) for server in ("a", "b", "cpu")]
+    muted = inhibit([alert("driver_unresponsive"), *symptoms], RULES, both)
+    assert [each.inhibited_by for each in muted] == ["", "driver_unresponsive", "driver_unresponsive", ""]
+
+
+def test_a_driver_that_never_told_who_uses_its_gpus_explains_the_engines_whose_processes_run_there():
+    known = Placement(frozenset({("h", "", "a"), ("other", "GPU-9", "z")}))
+    symptoms = [alert("engine_stalled", server=server) for server in ("a", "elsewhere")]
+    muted = inhibit([alert("driver_unresponsive"), *symptoms], RULES, known)
+    assert [each.inhibited_by for each in muted] == ["", "driver_unresponsive", ""]
+
+
+@pytest.mark.parametrize(("model", "by"), [("m", "dp_imbalance"), ("other", None)])
+def test_a_queue_that_grows_at_the_busiest_rank_follows_from_the_uneven_load_of_its_model(model, by):
+    cause = finding("dp_imbalance", server="a", model_name="m")
+    found = rank([cause, finding("queue_growth", server="a", model_name=model, dp_rank="1")])
+    assert {each.id: each.caused_by for each in found}["queue_growth"] == by
 
 
 def test_a_log_of_no_known_engine_is_about_the_only_engine_with_gpus_and_about_none_of_two():

@@ -106,7 +106,7 @@ REFUSED = [
     (RULE.format("alert: A"), "r.yml:1: rule A: 'expr' must be set"),
     (RULE.format("alert: A, expr: ' '"), "rule A: 'expr' must be set"),
     (RULE.format("alert: A, expr: 'm >'"), "rule A: expr: m >"),
-    (RULE.format("alert: A, expr: 'm @ 5'"), "rule A: expr: m @ 5: the @ modifier is not supported"),
+    (RULE.format("alert: A, expr: 'm @ 5m'"), "rule A: expr: m @ 5m: a duration such as 5m"),
     (RULE.format("alert: A, expr: [m]"), "rule A: expr must be text, not a list"),
     (
         RULE.format("alert: A, expr: '1', four: 5s"),
@@ -183,6 +183,66 @@ def test_the_same_rule_in_two_files_of_a_layer_refuses_the_second_file(tmp_path)
     (problem,) = rules.problems
     assert (problem.file, problem.rule) == (str(two), "A")
     assert f"the rule at {one}:1" in problem.message
+
+
+def test_a_merge_key_adds_what_a_mapping_does_not_have_itself(tmp_path):
+    path = write(
+        tmp_path,
+        "r.yml",
+        """\
+        groups:
+          - name: g
+            rules:
+              - &a {alert: A, expr: up, for: 5m, labels: &l {severity: warning, a: b}, annotations: {s: x}}
+              - {<<: *a, alert: B}
+              - {<<: *a, alert: C, for: , labels: {severity: info, <<: [*l, {z: q, a: no}], u: v}}
+              - {<<: [{<<: {for: 1m}}, {for: 2m}], alert: D, expr: up}
+        """,
+    )
+    rules = load(user=[path])
+    assert rules.problems == rules.warnings == ()
+    _, b, c, d = rules.alerts
+    assert (b.name, b.expr, b.hold, b.labels, b.annotations) == (
+        *("B", "up", 300_000, {"severity": "warning", "a": "b"}, {"s": "x"}),
+    )
+    assert (c.hold, c.labels) == (0, {"severity": "info", "u": "v", "a": "b", "z": "q"})
+    assert (d.hold, d.labels) == (60_000, {})
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        ("{<<: {bad: x}, alert: C, expr: up}", "unknown key 'bad' in a rule of group 'g'"),
+        ("{<<: 5, alert: C, expr: up}", "'<<' must have a mapping or a list of mappings, not the text '5'"),
+        ("{alert: C, expr: up, labels: {<<: [5]}}", "'<<' must have a mapping or a list of mappings, not the text '5'"),
+        ("{alert: C, expr: up, labels: {<<: }}", "'<<' must have a mapping or a list of mappings, not the text ''"),
+        ("{<<: {for: 1m}, <<: {for: 2m}, alert: C, expr: up}", "'<<' is given twice in one mapping"),
+        ("{'<<': {for: 1m}, alert: C, expr: up}", "unknown key '<<' in a rule of group 'g'"),
+        ("{alert: C, expr: up, labels: &self {<<: *self, a: b}}", "'<<' names a mapping that it is part of"),
+    ],
+)
+def test_a_wrong_merge_key_is_refused(tmp_path, rule, why):
+    (problem,) = problems(tmp_path, f"groups:\n- name: g\n  rules:\n  - {rule}\n")
+    assert why in problem
+    assert problem.startswith("r.yml:4: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "names"),
+    [
+        ("{}---\ngroups: []\n", 6, ["A"]),
+        ("{}---\nnonsense: [1\n", 6, ["A"]),
+        ("---\n---\n{}", 3, []),
+        ("{}---\n---\n", 0, ["A"]),
+    ],
+)
+def test_only_the_first_document_is_read_as_in_prometheus_and_a_warning_says_so(tmp_path, content, line, names):
+    rule = "groups:\n- name: g\n  rules:\n  - {alert: A, expr: up}\n"
+    rules = load(user=[write(tmp_path, "r.yml", content.replace("{}", rule))])
+    assert rules.problems == ()
+    assert [rule.name for rule in rules.rules] == names
+    assert [warning.line for warning in rules.warnings] == [line] * bool(line)
+    assert all("only the first YAML document is read" in warning.message for warning in rules.warnings)
 
 
 def test_an_interval_is_refused_in_shipped_rules_and_ignored_in_a_user_s(tmp_path):

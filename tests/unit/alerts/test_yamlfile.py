@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwatch.alerts.yamlfile import Problem, YamlFile, format_duration, parse_duration
+from gpuwatch.alerts.yamlfile import Problem, YamlFile
+from gpuwatch.promql.duration import format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from unit.pipeline import scenario
 
 from gpuwatch.alerts.rulefile import load, shipped_paths
 from gpuwatch.cli import main
+from gpuwatch.cli.hidden import written
 from gpuwatch.model import Batch, Fact, LogEvent, series
 from gpuwatch.pipeline.replay import replay
 from gpuwatch.recording import Header, Reader, Writer
@@ -163,6 +164,38 @@ def test_system_prompts_and_keys_of_a_launch_are_in_no_part_and_a_cause_ends_wit
         assert not [name for name, text in members.items() if secret in text]
     (found,) = json.loads(members["findings.json"])["findings"]
     assert "an illegal memory access was encountered." in found["cause"]
+
+
+def test_free_text_in_the_settings_of_a_launch_and_a_quoted_prompt_are_in_no_part(tmp_path):
+    path = tmp_path / "server.log"
+    head = "(APIServer pid=1) INFO 11-30 11:00:0"
+    path.write_text(
+        f"{head}1 [utils.py:233] non-default args: {{'model': 'm', 'override_generation_config': {{'system': 'You are "
+        "WRITTEN\\'s bot'}, 'default_chat_template_kwargs': {'sys': \"Be WRITTEN\"}, 'served_model_name': ['m'], "
+        "'rope_scaling': {'rope_type': 'yarn', 'factor': 4.0}, 'dtype': 'bfloat16', 'max_model_len': 8192}\n"
+        "(APIServer pid=1) ERROR 11-30 11:00:06 [serving_completion.py:116] ValueError: The decoder prompt "
+        "(length 9000) is longer than the maximum model length of 8192. prompt 'what's WRITTEN here' Make sure of it\n"
+    )
+    out = tmp_path / "b.tar.gz"
+    assert main(["bundle", str(path), "-o", str(out), "--quiet"]) == 0
+    members = unpack(out)
+    assert not [name for name, text in members.items() if "WRITTEN" in text]
+    log = members["logs/server.log.txt"]
+    assert "{'rope_type': 'yarn', 'factor': 4.0}, 'dtype': 'bfloat16', 'max_model_len': 8192}" in log
+    assert "'served_model_name': ['m']" in log
+    assert "longer than the maximum model length of 8192." in log
+
+
+def test_only_values_of_several_words_are_cut_out_of_settings():
+    for kept in (
+        "{'a': 'one', 'b': [1, 2], 'c': {'d': 'two'}}",
+        '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 3}\'',
+        "ServerArgs(model_path='org/name', json_model_override_args='{\"a\": 1}', dtype='auto')",
+    ):
+        assert written(kept) == kept
+    assert written("ServerArgs(system='be nice', dtype='auto')") == "ServerArgs(system=<redacted>, dtype='auto')"
+    assert written('{"sys": "be nice", "n": 1}') == '{"sys": <redacted>, "n": 1}'
+    assert written('{"sys": "be nice') == '{"sys": <redacted>'
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_packed(log, tmp_path, capsys):

@@ -186,6 +186,22 @@ def test_ctrl_c_ends_at_once_with_exit_code_130_although_an_engine_hangs(alone):
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("module", ["gpuwatch.cli", "gpuwatch.cli.report", "gpuwatch.cli.compare"])
+def test_ctrl_c_while_modules_are_loaded_is_exit_code_130_without_a_traceback(module):
+    program = f"""
+import sys, importlib.abc
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+from gpuwatch.__main__ import main
+sys.exit(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
 def test_doctor_says_in_json_what_was_looked_at(alone, server):
     done = gpuwatch("doctor", "--json", "--config", alone, "--engine", server)
     checks = json.loads(done.stdout)["checks"]

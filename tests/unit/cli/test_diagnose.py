@@ -297,3 +297,24 @@ def test_standard_input_is_a_file_like_others():
     )
     assert done.returncode == FINE
     assert json.loads(done.stdout)["inputs"][0]["path"] == "stdin"
+
+
+def test_a_command_on_the_command_line_keeps_its_secrets(capsys):
+    flags = (
+        "ANTHROPIC_API_KEY=sk-ant-api03-abcdefghijklmnop vllm serve s3://AKIAABCDEFGHIJKLMNOP:hush@bucket/m "
+        "--hf-token hf_abcdefghijklmnopqrst --api-key=hushhush --max-model-length 5 --gpu-memory-utilization 0.99"
+    )
+    for form in ("--json", "--markdown"):
+        code, out, _ = run(capsys, form, "--flags", flags)
+        assert code == FINE
+        assert "--max-model-len" in out
+        assert all(secret not in out for secret in ("hush", "hf_abc", "sk-ant", "AKIA"))
+
+
+def test_the_signature_of_an_address_is_cut_out():
+    text = public(
+        "GET https://huggingface.co/m?X-Amz-Signature=0badcafe0badcafe&X-Amz-Date=20260601 or ?sv=1&sig=aGVsbG8%3D"
+    )
+    assert "0badcafe" not in text
+    assert "aGVsbG8" not in text
+    assert "X-Amz-Date=20260601" in text

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import gzip
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from gpuwatch.cli import main
+from gpuwatch.model import Batch, series
+from gpuwatch.recording import Header, Writer
 
 DEMO = str(Path(__file__).resolve().parents[3] / "gpuwatch/data/demo.rec")
+POWER = series("gpuwatch_gpu_power_watts", host="h", gpu="0", uuid="GPU-1")
 
 
 def test_the_demo_comes_out_as_openmetrics_with_its_alert(capsys):
@@ -86,3 +90,16 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys):
     assert main(["export", DEMO, "--openmetrics", "--step", "60", "-o", str(tmp_path / "no" / "x")]) == 2
     folder = tmp_path / "no"
     assert capsys.readouterr().err == f"gpuwatch export: {folder / 'x'}: the folder {folder} does not exist\n"
+
+
+def test_jumps_back_of_the_clock_are_told_and_long_rows_of_them_are_summed_up(tmp_path, capsys):
+    path = tmp_path / "back.rec"
+    with closing(Writer(path, Header("h", 1_700_000_000_000, 1.0, "test"))) as writer:
+        for hour in range(7):
+            writer.write(Batch("nvml", (time := 1_700_000_000_000 - 3_600_000 * hour), (POWER,), [1.0]))
+            writer.tick(time)
+    assert main(["export", str(path), "--openmetrics"]) == 0
+    said = capsys.readouterr()
+    told = f"gpuwatch export: {path}: the clock went back by 3,600 s; times after that are moved on\n"
+    assert said.err == 5 * told + f"gpuwatch export: {path}: and 1 more time\n"
+    assert said.out.count("\ngpuwatch_gpu_power_watts{") == 7

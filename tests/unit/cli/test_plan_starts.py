@@ -133,3 +133,37 @@ def test_what_is_over_by_less_than_it_is_uncertain_by_is_tight_where_the_engine_
     assert "verdict: tight: over by 0.6 GiB, less than the sum is uncertain by" in capsys.readouterr().out
     plan = planned(capsys, *asked, 58_500)
     assert (plan["verdict"], plan["serves"]) == ("does_not_fit", False)
+
+
+def test_a_share_that_may_be_enough_is_tight_and_no_failure(capsys):
+    # A public start of these settings on a GB10 got 4.85 GiB of pool, where 1.35 are counted and 1.5 are needed.
+    command = "vllm serve Qwen/Qwen3-30B-A3B --max-model-len 16384 --gpu-memory-utilization 0.49"
+    where = ("--engine-version", "0.19.0", "--gpu-memory", "121.7", "--memory-kind", "unified")
+    assert main(["plan", "--from-command", command, *where, "--fail"]) == 0
+    shown = capsys.readouterr().out
+    assert "verdict: tight: with --gpu-memory-utilization 0.49 the pool lacks a little for one request" in shown
+    assert "--gpu-memory-utilization 0.50 is enough" in shown
+    assert main(["plan", "--from-command", command.replace("0.49", "0.40"), *where, "--fail"]) == 1
+
+
+def test_a_share_beside_a_pool_of_a_size_changes_no_figure(capsys):
+    command = "vllm serve Qwen/Qwen3-8B --kv-cache-memory-bytes 20G"
+    asked = ("--gpu-memory", "79.2", "--engine-version", "0.33.0", "--json", "--from-command")
+    plans = []
+    for more in ("", " --gpu-memory-utilization 0.3"):
+        main(["plan", *asked, command + more])
+        plans.append(json.loads(capsys.readouterr().out))
+    for key in ("verdict", "serves", "fewest_gpus", "per_gpu", "kv", "what_if", "notes"):
+        assert plans[0][key] == plans[1][key], key
+    assert plans[0]["verdict"] == "fits"
+    assert plans[0]["fewest_gpus"] == 1
+
+
+@pytest.mark.parametrize(("engine", "tokens"), [("vllm", 2048), ("sglang", 4096)])
+def test_a_model_that_declares_no_length_gets_what_vllm_takes_for_it(capsys, tmp_path, engine, tokens):
+    undeclared = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
+    (tmp_path / "config.json").write_text(json.dumps(undeclared))
+    main(["plan", str(tmp_path), "--engine", engine, "--json"])
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["kv"]["context"] == tokens
+    assert any(f"declares no length: {tokens:,} tokens assumed" in note for note in plan["notes"])

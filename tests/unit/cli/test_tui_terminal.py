@@ -28,12 +28,12 @@ ALTERNATE_ON, ALTERNATE_OFF, MOUSE_OFF = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[
 class Terminal:
     """``gpuwatch tui`` on a pseudo-terminal that is its controlling one."""
 
-    def __init__(self, *args, **popen):
+    def __init__(self, *args, run=("-m", "gpuwatch", "tui"), **popen):
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 110, 0, 0))
         streams = {"stdin": slave, "stdout": slave, "stderr": slave, **popen}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpuwatch", "tui", *map(str, args)], cwd=ROOT, start_new_session=True,
+            [sys.executable, *run, *map(str, args)], cwd=ROOT, start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(slave, termios.TIOCSCTTY, 0),  # noqa: PLW1509  # one system call, no lock
             env={**os.environ, "TERM": "xterm-256color"},
             **streams,
@@ -125,6 +125,41 @@ def test_a_terminal_that_goes_away_ends_the_screen(terminal, alone):
     screen.until(b"no engine")
     screen.hang_up()
     assert screen.process.wait(10) == 129
+
+
+BEHIND = """
+import os, subprocess, sys
+screen = subprocess.Popen([sys.executable, "-m", "gpuwatch", "tui", *sys.argv[1:]], preexec_fn=lambda: os.setpgid(0, 0))
+print("pid", screen.pid, "run", flush=True)
+screen.wait()
+"""
+"""A shell that starts the screen in a group of its own that is not the terminal's, as ``timeout`` does."""
+
+
+def state_of(pid):
+    """Return the letter of a process's state; Z where there is none any more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def test_a_screen_that_was_stopped_in_the_background_does_not_outlive_its_terminal(terminal):
+    screen = terminal("--replay", DEMO, run=("-c", BEHIND))
+    screen.until(b" run")
+    pid = int(screen.output.split()[screen.output.split().index(b"pid") + 1])
+    try:
+        deadline = time.monotonic() + 20
+        while state_of(pid) != "T" and time.monotonic() < deadline:
+            screen.read(0.05)
+        assert state_of(pid) == "T"
+        screen.hang_up()
+        while state_of(pid) != "Z" and time.monotonic() < deadline + 20:
+            time.sleep(0.05)
+        assert state_of(pid) == "Z"
+    finally:
+        if state_of(pid) != "Z":
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_screen_whose_drawing_would_go_elsewhere_is_refused(terminal, alone, tmp_path):

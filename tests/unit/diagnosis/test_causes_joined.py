@@ -103,7 +103,8 @@ class TestTime:
             (5 * HOURS + 17 * 60_000, "engine_dead", False),
             (20 * HOURS, "engine_dead", False),
             (365 * 24 * HOURS + 5000, "engine_dead", True),
-            (-366 * 24 * HOURS + 5000, "engine_dead", True),
+            (-365 * 24 * HOURS + 5000, "engine_dead", True),
+            (-366 * 24 * HOURS + 5000, "engine_dead", False),
         ],
     )
     def test_a_cause_lies_shortly_before_its_effect_whatever_year_was_guessed(self, gap, effect, want):
@@ -211,6 +212,15 @@ class TestLaterStart:
         finding = judged(tmp_path, a=TOO_LONG, b=served)["max_model_len_exceeds_kv"]
         assert finding.severity == "warning"
         assert "A later start serves, in another file: this one is over." in finding.cause
+
+    def test_a_start_of_another_log_weeks_later_has_nothing_to_do_with_a_failure(self, tmp_path):
+        # From 29 November on: 6 days later is near, 16 days later is not.
+        later = HEALTHY.replace("tiny", "tiny-long")
+        near, far = later.replace("11-29 15:", "12-05 15:"), later.replace("11-29 15:", "12-15 15:")
+        assert judged(tmp_path, a=TOO_LONG, b=near)["max_model_len_exceeds_kv"].severity == "warning"
+        verdict = judged(tmp_path, a=TOO_LONG, b=far)
+        assert verdict["max_model_len_exceeds_kv"].severity == "critical"
+        assert "later start" not in verdict.said("max_model_len_exceeds_kv")
 
     def test_a_start_of_another_model_in_another_log_is_not_ruled_out_to_be_the_same_server(self, tmp_path):
         verdict = judged(tmp_path, a=TOO_LONG, b=HEALTHY.replace("11-29 15:", "11-29 16:"))

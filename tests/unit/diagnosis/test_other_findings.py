@@ -285,6 +285,8 @@ class TestObservation:
         ("facts", "words", "advice"),
         [
             ((), "makes no step", "restart the engine"),
+            ((), "Or it is a decode server", "restart the engine"),
+            ((fact("flag.max-num-seqs", 8),), "a scheduler or worker is dead or hangs.", "restart the engine"),
             ((fact("flag.kv-transfer-config", "{}"),), "does not come from the prefill server", "the prefill server"),
         ],
     )
@@ -297,12 +299,63 @@ class TestObservation:
         finding = Watch(facts).run(3, live)["engine_stalled"]
         assert words in finding.cause
         assert advice in finding.advice[0].text
-        deferred = {
-            **live,
+
+    @pytest.mark.parametrize(
+        ("source", "frozen", "words", "seen"),
+        [
+            ({name("engine_config_kv_transfer", CONFIG): 1.0}, 70.0, "", ""),
+            ({name("engine_config_kv_transfer", CONFIG): 1.0}, 310.0, "prefill server", "as its launch flags say"),
+            ({name("engine_external_prefix_cache_queries_total", ENGINE): 900.0}, 70.0, "", ""),
+            (
+                {name("engine_external_prefix_cache_queries_total", ENGINE): 900.0},
+                310.0,
+                "prefill server",
+                "900 tokens",
+            ),
+            ({name("engine_info", CONFIG, role="decode"): 1.0}, 310.0, "prefill server", "the decode server of a pair"),
+            ({name("engine_config_kv_transfer", CONFIG): 0.0}, 70.0, "they wait for a grammar", "no launch flag names"),
+            ({}, 70.0, "The launch flags, which tell which, are not known", "2 of the requests that wait are deferred"),
+        ],
+    )
+    def test_requests_that_are_put_off_wait_for_another_server_or_for_a_grammar(self, source, frozen, words, seen):
+        live = {
+            **source,
+            name("engine_page_frozen_seconds", ENGINE): frozen,
+            name("engine_requests_running", ENGINE): 0.0,
+            name("engine_requests_waiting", ENGINE): 2.0,
             name("engine_requests_waiting_by_reason", ENGINE, reason="deferred"): 2.0,
             name("engine_requests_waiting_by_reason", ENGINE, reason="capacity"): 0.0,
         }
-        assert Watch(facts).run(3, deferred).ids == []
+        watch = Watch().run(3, live)
+        assert watch.ids == (["engine_stalled"] if words else [])
+        for finding in watch.findings:
+            assert words in finding.cause
+            assert seen in texts(finding)
+
+    @pytest.mark.parametrize(
+        ("used", "hung", "root"),
+        [
+            (placed(0), {"gpu_unresponsive_seconds": gpu(0)}, "driver_unresponsive"),
+            (placed(0), {"gpu_unresponsive_seconds": gpu(1)}, None),
+            (placed(0), {"host_nvml_unresponsive_seconds": {"host": "h"}}, "driver_unresponsive"),
+            ({name("engine_processes", CONFIG): 3.0}, {"host_nvml_unresponsive_seconds": {"host": "h"}},
+             "driver_unresponsive"),
+            ({}, {"host_nvml_unresponsive_seconds": {"host": "h"}}, None),
+        ],
+    )  # fmt: skip
+    def test_an_engine_that_stands_on_a_driver_that_hangs_is_not_told_to_restart(self, used, hung, root):
+        live = {
+            **used,
+            **{name(short, labels): lambda s: max(0.0, s - 20.0) for short, labels in hung.items()},
+            name("engine_page_frozen_seconds", ENGINE): lambda s: max(0.0, s - 20.0),
+            name("engine_requests_running", ENGINE): 8.0,
+        }
+        watch = Watch().run(100, live)
+        assert watch.ids == ["driver_unresponsive", "engine_stalled"]
+        finding = watch["engine_stalled"]
+        assert finding.caused_by == root
+        assert ("settle driver_unresponsive first" in finding.advice[0].text) == (root is not None)
+        assert ("restart the engine" in finding.advice[0].text) == (root is None)
 
     def test_a_part_of_the_engine_that_died_behind_a_page_that_stands_still_is_the_cause(self):
         live = {
@@ -355,6 +408,24 @@ class TestObservation:
         assert "answers only now and then" in cause
         assert "no longer" not in cause
         assert "is old" not in cause
+
+    @pytest.mark.parametrize(("took", "timeout"), [(3.004, "8"), (4.5, "10"), (41.0, "60")])
+    def test_an_engine_whose_page_comes_too_late_is_answered_with_the_time_to_wait(self, took, timeout):
+        engine = {"host": "h", "source": "engine", "target": SERVER, "server": SERVER}
+        live = {
+            series("gpuwatch_source_up", **engine): lambda s: float(s % 10 < 5),
+            series("gpuwatch_source_failing", **engine, reason="timeout"): lambda s: 1.0 if s % 10 >= 5 else None,
+            series("gpuwatch_source_age_seconds", **engine): lambda s: float(max(0, s % 10 - 4)),
+            series("gpuwatch_source_poll_seconds", **engine): took,
+        }
+        (advice,) = Watch().run(125, live)["source_degraded"].advice
+        assert (advice.flag, advice.proposed) == ("timeout", timeout)
+        assert "[[engine]] section" in advice.text
+        refused = series("gpuwatch_source_failing", **engine, reason="refused")
+        live = {key: value for key, value in live.items() if dict(key).get("reason") != "timeout"} | {refused: 1.0}
+        (advice,) = Watch().run(125, live)["source_degraded"].advice
+        assert advice.flag == ""
+        assert "gpuwatch doctor" in advice.text
 
     @pytest.mark.parametrize(
         ("state", "meaning", "helps"),

@@ -119,3 +119,24 @@ def test_a_description_that_repeats_the_finding_is_not_taken_into_its_cause(tmp_
     told = {(("__name__", "gpuwatch_finding_info"), ("cause", "Too full. Once more.")): 1.0}
     (finding,) = findings_of(tmp_path, rule, {**saturated(0.44, 0.0), **told})
     assert finding.cause.startswith("Too full. It cannot be explained")
+
+
+def test_title_and_evidence_tell_the_value_of_one_evaluation(tmp_path):
+    path = tmp_path / "mine.yml"
+    path.write_text(
+        "groups:\n  - name: mine\n    rules:\n"
+        "      - {alert: Mine, expr: gpuwatch_engine_requests_running > 0, labels: {severity: info},\n"
+        "         annotations: {summary: 'runs {{ $value }}'}}\n"
+    )
+    store = Store()
+    querier = LocalQuerier(store)
+    engine = RuleEngine(load((), [path]), querier, store, statuses=False, refresh_ms=5000)
+    told = []
+    for second in range(8):
+        now = START + second * 1000
+        store.append("t", now, (name("engine_requests_running", ENGINE),), [1.0 + second])
+        evaluation = engine.tick(now)
+        (finding,) = explain(evaluation, Context(querier, now, Facts()))[0]
+        told.append((finding.title, finding.evidence[0].text, finding.evidence[0].value))
+        assert evaluation.alerts[0].value == 1.0 + second
+    assert told == [("runs 1", "Mine fires at 1", 1.0)] * 5 + [("runs 6", "Mine fires at 6", 6.0)] * 3

@@ -408,6 +408,43 @@ def test_saturation_tells_a_full_batch_from_a_full_pool(limit, at_limit):
     assert ("which is the limit" in saturated.cause) == at_limit
 
 
+def saturated_by(version, more=(), facts=(), drop=()):
+    live = {
+        name("engine_requests_running", ENGINE): 9.0,
+        name("engine_requests_waiting", ENGINE): 6.0,
+        name("engine_kv_cache_usage_ratio", ENGINE): 0.95,
+        name("engine_preemptions_total", ENGINE): 0.0,
+        name("engine_evictions_total", ENGINE): 0.0,
+        name("engine_info", CONFIG, version=version): 1.0,
+    } | dict(more)
+    live = {key: value for key, value in live.items() if key not in drop}
+    return Watch(facts).run(150, live)["kv_pool_saturated"]
+
+
+def test_a_storm_is_ruled_out_only_where_it_would_have_been_seen():
+    assert "Ruled out: a preemption storm" in texts(saturated_by("0.32.0"))
+    assert saturated_by("0.32.0").confidence == 0.9
+    running, preempted = name("engine_requests_running", ENGINE), name("engine_preemptions_total", ENGINE)
+    for finding, why in (
+        (saturated_by("0.10.2"), "vLLM 0.10.2 may count none within a storm"),
+        (saturated_by("?"), "a vLLM of unknown version may count none"),
+        (saturated_by("0.32.0", drop=(preempted,)), "the page has no counter of preemptions"),
+        (
+            saturated_by("0.32.0", more={running: lambda s: 9.0 if s % 2 == 0 else None}.items()),
+            "only 30 pages of the last minute are known",
+        ),
+        (
+            saturated_by("0.32.0", facts=(fact("flag.scheduler-reserve-full-isl", value=False),)),
+            "a prompt may be thrown out half computed",
+        ),
+    ):
+        assert "a preemption storm is not ruled out" in texts(finding)
+        assert why in texts(finding)
+        assert "Ruled out" not in texts(finding)
+        assert finding.confidence == 0.7
+        assert "well" not in finding.cause
+
+
 def test_a_pool_smaller_than_one_request_is_answered_with_the_length_that_fits():
     live = {
         name("engine_kv_cache_tokens", SGLANG): 1741.0,

@@ -94,6 +94,17 @@ def test_prompts_that_are_thrown_out_half_computed_are_to_be_admitted_whole(vers
     assert any("fits" in advice.text for advice in finding.advice)
 
 
+def test_before_anything_has_finished_the_prompts_that_got_a_token_tell_how_long_prompts_are():
+    live = storm(
+        time_to_first_token_seconds_count=lambda s: 0.0 if s < 4 else 2.0,
+        prompt_tokens_total=lambda s: 0.0 if s < 4 else 2000.0,
+        ended=0.0,
+    )
+    finding = Watch().run(30, live)["kv_preemption_storm"]
+    assert "admitted when their first chunk fits, thrown out half computed" in finding.cause
+    assert "prompts have 1,000 tokens on average, 20 % of the pool" in texts(finding)
+
+
 def test_prompts_that_get_their_first_token_are_not_half_computed():
     live = storm(
         prompt_length_tokens_count=lambda s: float(s // 5), prompt_length_tokens_sum=lambda s: 1000.0 * (s // 5)

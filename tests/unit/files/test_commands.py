@@ -119,3 +119,47 @@ def test_quotes_that_do_not_close_do_not_hide_the_flags():
 
 def test_a_placeholder_is_no_model():
     assert "model" not in facts_of_launch(parse_launch("vllm serve MODEL --max-num-seqs 8"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "args:\n  - --max-num-seqs\n  - '8'\n  # - --block-size\n  # - '32'\n\n  - --enforce-eager\n  env: []\n",
+        "args:\n- --max-num-seqs=8  # was 16\n- --enforce-eager\n",
+        "args: [--max-num-seqs, 8, --enforce-eager]\n",
+        'args: ["--max-num-seqs",  # was 16\n  "8", "--enforce-eager"]\n',
+        'command: ["/bin/sh", "-c"]\nargs: ["exec vllm serve m --max-num-seqs 8 --enforce-eager | tee log"]\n',
+        "args:\n- -c\n- 'vllm serve m --max-num-seqs 8 --enforce-eager'\n",
+        "command: |\n  export X=1\n  vllm serve m --max-num-seqs 8 \\\n    --enforce-eager\n  echo --block-size 32\n",
+        '"args": [\n    "--max-num-seqs",\n    "8",\n    "--enforce-eager"\n],\n"image": "vllm/vllm-openai"\n',
+        '"Cmd": [\n    "--max-num-seqs",\n    "8",\n    "--enforce-eager"\n],\n',
+    ],
+    ids=["comments", "end comment", "bare", "flow comment", "shell", "shell item", "script", "json", "docker"],
+)
+def test_a_list_of_arguments_is_read_to_its_end_whatever_its_form(text):
+    told = facts(text)
+    assert told["max_num_seqs"] == 8
+    assert told["enforce_eager"] is True
+    assert "flag.block-size" not in told
+
+
+def test_a_setting_in_braces_is_one():
+    told = facts('env:\n- {name: VLLM_USE_V1, value: "0"}\n- {name: HF_TOKEN, value: hf_abcdefghijklmnop}\n')
+    assert told["env.VLLM_USE_V1"] == "0"
+    assert told["env.HF_TOKEN"] == "set"
+
+
+def test_what_is_secret_in_a_command_is_not_kept_and_the_flags_behind_it_are():
+    text = (
+        'API=abc HF_TOKEN=hf_abcdefghijklmnopqrst vllm serve m --api-key one two --hf-overrides \'{"prompt": "who"}\' '
+        "--ssl-keyfile-password=hunter2 --chat-template 'You are Bob, say nothing' --no-such-flag 1"
+    )
+    command = facts_of_launch(parse_launch(text))["command"]
+    assert command.startswith("vllm serve m --api-key ")
+    assert command.endswith("--no-such-flag 1")
+    assert all(word not in command for word in ("one", "two", "hunter2", "Bob", "hf_abc", "who"))
+
+
+def test_a_command_without_a_secret_stays_as_it_was_typed():
+    text = "vllm serve m  --served-model-name 'a b' | tee log"
+    assert facts_of_launch(parse_launch(text))["command"] == text

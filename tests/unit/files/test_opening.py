@@ -187,3 +187,10 @@ def test_standard_input_is_read_and_unpacked_like_a_file(monkeypatch):
     text, opened = read("-")
     assert text.decode() == TEXT
     assert opened.name == "stdin"
+
+
+def test_a_pipe_that_nobody_writes_to_is_given_up_in_one_clear_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "OPENING_SECONDS", 0.05)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert refusal(str(path)) == "is a pipe to which nobody wrote anything in 0 seconds"

@@ -56,6 +56,18 @@ def test_lines_with_beginnings_of_their_own_are_not_put_together(tmp_path):
     assert "free_memory_below_budget" not in {each.event for each in found}
 
 
+NCCL = (
+    "gpu-a:17:93 [1] include/shmutils.h:72 NCCL WARN Error: failed to extend /dev/shm/nccl-AbCdEf to 33030532 bytes",
+    "gpu-a:17:93 [1] misc/shmutils.cc:87 NCCL WARN Call to posix_fallocate failed : No space left on device",
+)
+
+
+def test_lines_that_begin_with_the_same_mark_are_two_lines(tmp_path):
+    found = events(tmp_path, "one\n" + "\n".join(NCCL) + "\n")
+    assert [(each.event, each.line) for each in found] == [("nccl_shm_failed", 2), ("nccl_shm_failed", 3)]
+    assert [each.text for each in found] == list(NCCL)
+
+
 TRACE = 'Traceback (most recent call last):\n  File "worker.py", line 9, in load_model\n    raise ValueError(\n'
 
 

@@ -145,6 +145,20 @@ def test_an_xid_of_a_card_that_nobody_knows_is_counted_under_its_address_from_ze
     assert (first, second) == (0, 1)
 
 
+def test_an_xid_of_a_mig_instance_is_its_cards_and_one_that_asks_for_nothing_is_none(pipe, source):
+    seen = []
+    kernel = source(pipe.path, saw_xid=lambda address, code, time: seen.append((address, code)) or True)
+    kernel.poll()
+    pipe.say(
+        "NVRM: Xid (PCI:0000:19:00 GPU-I:03): 94, pid=7, name=x, Contained: SM (0x1)",
+        "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+        "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+        "nvidia-nvswitch1: SXid (PCI:0000:05:00.0): 22013, Fatal, Link 07 Minion Link DLREQ interrupt",
+    )
+    assert [event.event for event in kernel.poll().events] == ["xid", "xid"]
+    assert seen == [("0000:19:00", 94), ("0000:19:00", 154)]
+
+
 def test_a_killed_process_carries_its_memory_its_limit_and_its_engine(pipe, source):
     engines = lambda: [EngineProcess("127.0.0.1:8000", 4700, frozenset({4700, 4711}))]  # noqa: E731
     kernel = source(pipe.path, engines=engines)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.ledger.budget import Deployment, pool_bytes, residents
-from gpuwatch.ledger.defaults import NEWEST, sglang_chunk, sglang_fraction, vllm_batch, with_defaults
+from gpuwatch.ledger.defaults import NEWEST, sglang_chunk, vllm_batch, with_defaults
 from gpuwatch.ledger.pool import longest_context, pool_of, sglang_cell
-from gpuwatch.units import GIB, MIB
+from gpuwatch.units import GIB
 from tests.unit.ledger.models import model
 
 PLAIN = model(40, 8, 128, max_position_embeddings=131072)
@@ -71,29 +71,9 @@ def test_sglangs_chunk_follows_the_card(gib, chunk):
     assert sglang_chunk(gib * GIB) == chunk
 
 
-@pytest.mark.parametrize(
-    ("gib", "tp", "more", "reserved"),
-    [
-        (24, 1, {}, 512 + 1.5 * 4096 + 1024 / 8 + 2 * 48),
-        (24, 4, {}, 512 + 1.5 * 4096 + 4 * 1024 / 8 + 2 * 80),
-        (48, 2, {}, 512 + 1.5 * 4096 + 2 * 1024 / 8 + 2 * 32),
-        (79.6, 1, {}, 512 + 1.5 * 8192 + 1024 / 8 + 2 * 256),
-        (79.6, 8, {}, 512 + 1.5 * 8192 + 8 * 1024 / 8 + 2 * 512),
-        (79.6, 1, {"chunk": 2048}, 10240),  # at least 10 GiB of cards above 60 GiB
-        (180, 2, {}, 512 + 1.5 * 16384 + 2 * 1024 / 8 + 2 * 512),
-        (79.6, 8, {"mla": True}, 512 + 1.5 * 8192 + 8 * 1024 / 8 + 2 * 512 + 1536),
-    ],
-)
-def test_sglangs_fraction_is_what_it_sets_aside(gib, tp, more, reserved):
-    chunk = more.get("chunk", sglang_chunk(gib * GIB))
-    deployment = Deployment("sglang", (0, 5, 23), gib * GIB, tp=tp, chunk=chunk)
-    memory = gib * GIB / MIB
-    assert sglang_fraction(deployment, mla=more.get("mla", False)) == round((memory - reserved) / memory, 3)
-
-
-@pytest.mark.parametrize(("tp", "fraction"), [(1, 0.88), (2, 0.87), (4, 0.85), (8, 0.81), (16, 0.79)])
-def test_old_sglangs_fraction_goes_by_ranks(tp, fraction):
-    assert sglang_fraction(Deployment("sglang", (0, 4, 7), 80 * GIB, tp=tp), mla=False) == fraction
+@pytest.mark.parametrize(("gib", "chunk"), [(24, 2048), (48, 8192), (141, 8192), (180, 16384)])
+def test_sglang_before_0_5_3_has_three_chunks(gib, chunk):
+    assert sglang_chunk(gib * GIB, (0, 5, 2)) == chunk
 
 
 def deployed(engine="vllm", version=(0, 33, 0), **more):

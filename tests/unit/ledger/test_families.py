@@ -105,6 +105,51 @@ def test_published_shapes_come_out_as_published(name, each, count):
     assert from_portable(portable(SHAPES[name]), name) == found
 
 
+ERNIE = {
+    "architectures": ["Ernie4_5_MoeForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672,
+    "num_hidden_layers": 54, "num_attention_heads": 64, "num_key_value_heads": 8, "moe_num_experts": 64, "moe_k": 8,
+    "moe_intermediate_size": 3584, "moe_layer_interval": 1, "vocab_size": 103424, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "sparse", "shared"),
+    [
+        ({"moe_layer_start_index": 3}, 51, 0),
+        ({"moe_layer_start_index": 3, "moe_layer_end_index": 53}, 51, 0),
+        ({"moe_layer_start_index": 3, "moe_layer_end_index": -1}, 51, 0),
+        ({"moe_layer_start_index": 3, "moe_layer_end_index": 50}, 48, 0),
+        ({"moe_layer_start_index": 3, "moe_layer_interval": 2}, 26, 0),  # the fourth, the sixth … the 54th
+        ({"moe_layer_start_index": 1, "moe_num_shared_experts": 2}, 53, 2),
+    ],
+)
+def test_ernie_has_experts_from_one_layer_to_another(fields, sparse, shared):
+    hidden, width, experts = 8192, 3584, 64
+    attention = 2 * hidden * (64 * 128) + 2 * hidden * (8 * 128)
+    each = experts * 3 * hidden * width + hidden * experts + shared * 3 * hidden * width
+    whole = 54 * attention + sparse * each + (54 - sparse) * 3 * hidden * 28672 + 2 * 103424 * hidden
+    found = read_model({**ERNIE, **fields})
+    assert found.experts.chosen == 8
+    assert parameters(found).total == pytest.approx(whole, rel=2e-5)  # norms
+    if fields == {"moe_layer_start_index": 3}:
+        assert whole == pytest.approx(300e9, rel=0.002)  # as it is named
+
+
+@pytest.mark.parametrize(("every", "beside"), [(1, True), (2, True), (1, False)])
+def test_arctic_has_a_plain_part_of_its_own_width_beside_experts(every, beside):
+    arctic = {
+        "architectures": ["ArcticForCausalLM"], "hidden_size": 7168, "intermediate_size": 4864, "vocab_size": 32000,
+        "num_hidden_layers": 35, "num_attention_heads": 56, "num_key_value_heads": 8, "num_local_experts": 128,
+        "num_experts_per_tok": 2, "moe_layer_frequency": every, "parallel_attn_mlp_res": beside,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    hidden, sparse = 7168, 35 // every
+    attention = 2 * hidden * hidden + 2 * hidden * 8 * 128
+    each = 128 * 3 * hidden * 4864 + hidden * 128 + (3 * hidden * hidden if beside else 0)
+    whole = 35 * attention + sparse * each + (35 - sparse) * 3 * hidden * 4864 + 2 * 32000 * hidden
+    assert parameters(read_model(arctic)).total == pytest.approx(whole, rel=2e-5)
+
+
 def test_the_indexer_has_weights_of_its_own():
     plain = {key: value for key, value in SHAPES["deepseek-v3.2"].items() if not key.startswith("index_")}
     more = parameters(read_model(SHAPES["deepseek-v3.2"])).total - parameters(read_model(plain)).total

@@ -44,13 +44,23 @@ def test_a_request_holds_blocks_of_each_group():
     assert plan.concurrency(10_000) == pytest.approx(10_000 / 4226)
 
 
-def test_the_printed_tokens_of_several_groups_changed_with_0_21():
-    model_of = windowed(10, 20)
-    old = layout(model_of, KvSettings(max_model_len=8192, version=(0, 19, 2)))
-    new = layout(model_of, KvSettings(max_model_len=8192, version=(0, 24, 0)))
+@pytest.mark.parametrize("version", [(0, 9, 2), (0, 19, 2), (0, 20, 0)])
+def test_the_printed_tokens_of_several_groups_are_divided_by_them_to_0_20_0(version):
+    old = layout(windowed(10, 20), KvSettings(max_model_len=8192, version=version))
     assert old.tokens(3000) == 1000 * 16
+
+
+@pytest.mark.parametrize("version", [(0, 20, 1), (0, 20, 2), (0, 21, 0), (0, 24, 0)])
+def test_the_printed_tokens_are_what_is_served_at_once_from_0_20_1_on(version):
+    new = layout(windowed(10, 20), KvSettings(max_model_len=8192, version=version))
     # 512 blocks of the full group and 2 x (512 + 1): a window and a step of 8,192 are longer than the request
     assert new.tokens(3000) == int(3000 / 1538 * 8192)
+
+
+@pytest.mark.parametrize(("version", "tokens"), [((0, 20, 0), 1000 * 16), ((0, 20, 2), int(1000 / 63 * 1000))])
+def test_a_length_that_fills_no_whole_block_counts_from_0_20_1_on(version, tokens):
+    plan = layout(model(4, 8, 128), KvSettings(max_model_len=1000, version=version))
+    assert plan.tokens(1000) == tokens  # 63 blocks of 16 hold 1,000 tokens
 
 
 def test_a_single_group_prints_blocks_times_their_size():

@@ -281,6 +281,10 @@ def test_a_quantisation_stated_beside_the_config_is_that_of_the_model(tmp_path):
             },
             "quantization_config.num_bits is 'x'; a number",
         ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 0}}, "quantization_config.bits is 0; allowed: 1 to"),
+        ({"quantization_config": {"quant_method": "awq", "w_bit": 64}}, "quantization_config.w_bit is 64; allowed"),
+        ({"num_local_experts": 8, "num_experts_per_tok": 16}, "num_experts_per_tok is 16; allowed: at most the 8"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; true or false is expected"),
     ],
 )
 def test_a_field_that_cannot_be_meant_is_refused_by_its_name(more, said):

@@ -189,3 +189,18 @@ def test_the_smallest_card_of_an_engine_is_its_capacity(machine):
     assert machine.ledger.capacities() == {("h", "a:1"): 80 * GIB}
     machine.tick(machine.nvml(engine=0.0))
     assert machine.ledger.capacities() == {}
+
+
+def test_what_an_engine_states_and_does_not_hold_is_a_series_of_its_own(machine):
+    def missing(*batches):
+        made = machine.ledger.update(1000, batches)
+        rows = zip(made.keys, made.values, strict=True)
+        return [(label(key, "uuid"), value / GIB) for key, value in rows if "missing" in name_of(key)]
+
+    assert missing(machine.nvml(), machine.page(0.8), machine.settings()) == [("u", 0)]
+    asleep = machine.nvml(used=5.0, held=4.0)
+    assert missing(asleep, machine.page(0.0), machine.settings()) == [("u", 16 + 50 - 4)]
+    assert machine.tick(asleep)["engine"] == 4
+    hidden = Machine()
+    made = hidden.ledger.update(1000, [hidden.nvml(held=None), hidden.page(0.8), hidden.settings()])
+    assert not [key for key in made.keys if "missing" in name_of(key)]

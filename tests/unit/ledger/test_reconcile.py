@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwatch.ledger.reconcile import COMPONENTS, Card, Statement, divide
+from gpuwatch.ledger.reconcile import COMPONENTS, Card, Statement, divide, missing, missing_on
 
 STATED = Statement(weights=16.0, kv_pool=50.0, kv_usage=0.8, activations=3.0, graphs=2.0)
 
@@ -36,6 +36,31 @@ def test_an_engine_that_holds_less_than_it_states_is_not_shown_with_more_than_it
     assert amounts(Card(70.0), (STATED, 68.0)) == {
         "weights": 16, "kv_used": 40, "kv_free": 10, "work": 2, "rest": 0, "unexplained": 2
     }  # fmt: skip
+
+
+def test_a_statement_that_its_processes_contradict_divides_nothing_and_names_what_is_missing():
+    # The log says 15.27 of weights and 18.69 of pool, a quarter in use; the processes hold 12.
+    told, card = Statement(weights=15.27, kv_pool=18.69, kv_usage=0.25), Card(12.5, 0.5, 67.0, 0.0)
+    assert amounts(card, (told, 12.0)) == {"engine": 12, "other": 0, "unexplained": 0.5, "reserved": 0.5, "free": 67}
+    assert missing_on(card, [(told, 12.0)]) == pytest.approx(15.27 + 18.69 - 12.0)
+
+
+@pytest.mark.parametrize(("held", "lacking"), [(68.0, 0), (66.0, 0), (60.0, 0), (59.0, 7), (2.0, 64), (0.0, 66)])
+def test_weights_and_pool_are_missing_where_a_tenth_of_them_is_not_held(held, lacking):
+    assert missing(STATED, held) == lacking  # 16 and 50; activations and graphs come and go
+
+
+def test_what_is_missing_is_known_only_of_engines_that_state_something_and_show_what_they_hold():
+    card = Card(90.0)
+    assert missing_on(card, [(STATED, None), (Statement(), 3.0)]) is None
+    assert missing_on(Card(None), [(STATED, 10.0)]) is None
+    assert missing_on(card, [(STATED, 70.0), (Statement(), 3.0)]) == 0
+    assert missing_on(card, [(STATED, 6.0), (STATED, 16.0)]) == 60 + 50
+    assert missing_on(Card(5.0), [(STATED, 70.0)]) == 61  # more than the whole card has in use is not believed, either
+
+
+def test_a_contradicted_statement_without_process_figures_explains_nothing():
+    assert amounts(Card(12.0), (STATED, None)) == {"unexplained": 12}
 
 
 def test_a_pool_with_unknown_usage_is_not_split():

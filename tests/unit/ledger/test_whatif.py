@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
+from gpuwatch.engines.version import parse_version
 from gpuwatch.ledger.budget import Deployment
+from gpuwatch.ledger.changes import HARDWARE, QUALITY, SPEED
+from gpuwatch.ledger.command import read_command
 from gpuwatch.ledger.need import Engine, with_weights
 from gpuwatch.ledger.plan import capacity_of, fraction_needed, make_plan, verdict_of
 from gpuwatch.ledger.predict import measured
 from gpuwatch.ledger.spread import spreads
-from gpuwatch.ledger.whatif import HARDWARE, QUALITY, SPEED, best_pair, concurrency, on_these_cards, what_if
+from gpuwatch.ledger.whatif import best_pair, concurrency, on_these_cards, what_if
 from gpuwatch.units import GIB
 from tests.unit.ledger.models import model
 
@@ -70,6 +74,64 @@ def test_copied_heads_are_put_to_use_by_decode_context_parallelism():
     found = row(what_if(engine(tp=8, of=few)), "--decode-context-parallel-size 1 → 4")
     assert found.max_concurrency == pytest.approx(4 * capacity_of(engine(tp=8, of=few)).max_concurrency, rel=0.01)
     assert not [r for r in what_if(engine(tp=2)) if "decode-context" in r.change]
+
+
+VERSIONS = {
+    "vllm": ["0.4.1", "0.6.4", "0.7.3", "0.8.5", "0.9.2", "0.10.0", "0.10.2", "0.15.1", "0.20.2", "0.21.0", "0.33.0"],
+    "sglang": ["0.2.15", "0.4.1", "0.4.2", "0.5.8", "0.5.23"],
+}
+OF_FLAGS = re.compile(r"(--[a-z-]+)(?: \S+ → (\S+))?$")
+LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+
+
+@pytest.mark.parametrize(("kind", "version"), [(kind, version) for kind in VERSIONS for version in VERSIONS[kind]])
+@pytest.mark.parametrize("latent", [False, True])
+def test_no_row_sets_a_flag_that_the_check_of_commands_objects_to(kind, version, latent):
+    of = model(40, 2, 128, **(LATENT if latent else {}))
+    asked = Engine(of, Deployment(kind, parse_version(version), 80 * GIB, tp=8, context=8192, fraction=0.85))
+    changes = [match for found in what_if(asked) if (match := OF_FLAGS.match(found.change))]
+    assert changes
+    for match in changes:
+        command = read_command(kind, [word for word in match.groups() if word])
+        assert command.problems(version) == (), match.group()
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "offered"),
+    [
+        ("vllm", (0, 20, 2), ["fp8"]),  # 4-bit KV came on 1 May 2026, between 0.20 and 0.21
+        ("vllm", (0, 21, 0), ["fp8", "nvfp4"]),
+        ("sglang", (0, 4, 1), ["fp8_e5m2"]),
+        ("sglang", (0, 4, 2), ["fp8_e4m3"]),
+    ],
+)
+def test_the_types_of_the_cache_are_those_of_the_version(kind, version, offered):
+    rows = what_if(Engine(WIDE, Deployment(kind, version, 80 * GIB, tp=2, context=131072), parameters=32e9))
+    found = {one.change.rsplit(" → ", 1)[-1] for one in rows if one.change.startswith("--kv-cache-dtype")}
+    assert found == set(offered)
+
+
+def test_latent_attention_has_no_four_bit_cache_in_vllm():
+    assert not [found for found in what_if(engine(of=model(60, 1, 128, **LATENT))) if "nvfp4" in found.change]
+
+
+@pytest.mark.parametrize(("version", "hinted"), [((0, 10, 0), False), ((0, 10, 2), True)])
+def test_copied_heads_are_shared_only_by_versions_that_can(version, hinted):
+    few = Engine(model(40, 2, 128), Deployment("vllm", version, 80 * GIB, tp=8, context=8192))
+    rows = [found for found in what_if(few) if "decode-context" in found.change]
+    notes = [note for note in make_plan([few]).notes if "decode-context" in note]
+    assert (bool(rows), bool(notes)) == (hinted, hinted)
+
+
+@pytest.mark.parametrize(("version", "context", "offered"), [
+    ((0, 6, 4), 8192, False),  # a prompt goes through in one step: it must hold the longest
+    ((0, 6, 4), 65536, True),  # longer ones are cut
+    ((0, 9, 2), 8192, True),
+])  # fmt: skip
+def test_half_a_step_is_none_where_whole_prompts_are_taken(version, context, offered):
+    of = model(40, 8, 128, vocab_size=1000)  # the forward pass makes the peak
+    whole = Engine(of, Deployment("vllm", version, 80 * GIB, context=context, chunk=8192, sequences=16))
+    assert bool([found for found in what_if(whole) if "batched-tokens" in found.change]) is offered
 
 
 def test_a_cache_of_mixed_width_is_no_setting_that_exists():
@@ -202,10 +264,10 @@ def said(planned):
 
 
 def test_a_plan_that_fits_the_card_and_not_the_engines_share_says_what_is_needed():
-    # 29.8 GiB of weights, 1.25 of KV cache, 1.4 of activations, 0.6 of graphs, 0.5 of buffers: 33.6 of 36
-    (note,) = said(engine(gib=36, tp=2, context=16384))
+    # 29.8 GiB of weights, 1.25 of KV cache, 1.4 of activations, 0.6 of graphs, 0.5 of buffers: 33.6 of 35
+    (note,) = said(engine(gib=35, tp=2, context=16384))
     assert "--gpu-memory-utilization 0.92 the pool holds less than one request of 16,384 tokens" in note
-    assert note.endswith("it needs 0.94")
+    assert note.endswith("it needs 0.97")
     assert said(engine(gib=80, tp=2, context=16384)) == []
 
 
@@ -216,10 +278,10 @@ def test_where_no_share_is_enough_that_is_said():
 
 
 def test_the_fewest_cards_are_those_on_which_it_starts():
-    # on two cards it needs 0.94, as above
-    plan = make_plan([engine(gib=36, tp=2, context=16384)])
+    # on two cards it needs 0.97, as above
+    plan = make_plan([engine(gib=35, tp=2, context=16384)])
     assert (plan.verdict, plan.serves, plan.fewest_gpus) == ("tight", False, 4)
-    assert {way.tp: way.concurrency for way in spreads(engine(gib=36, tp=2, context=16384), 2)} == {1: 0, 2: 0}
+    assert {way.tp: way.concurrency for way in spreads(engine(gib=35, tp=2, context=16384), 2)} == {1: 0, 2: 0}
 
 
 def test_a_pool_of_so_many_blocks_holds_no_more_and_can_be_given_up():
@@ -244,13 +306,43 @@ def test_a_fraction_that_is_called_risky_is_not_proposed():
 
 
 def test_sglang_chooses_its_fraction_anew_for_other_ranks():
-    # 45,568 MiB less 512, 1.5 x 16,384, 128 a rank, and 2 x 32 for graphs, with four ranks 2 x 160
-    deployment = Deployment("sglang", (0, 5, 23), 44.5 * GIB, tp=2, context=4096, chunk=16384, fraction=0.442)
+    # 45,568 MiB less 512, 1.5 x 16,384, 128 a rank, 2 x 32 for graphs, with four ranks 2 x 160, and 8 x 74 of prefill
+    deployment = Deployment("sglang", (0, 5, 23), 44.5 * GIB, tp=2, context=4096, chunk=16384, fraction=0.429)
     rows = what_if(Engine(model(32, 8, 128), deployment, parameters=8e9))
-    assert row(rows, "tensor parallel 2 → 4").engine.deployment.fraction == 0.431
+    assert row(rows, "tensor parallel 2 → 4").engine.deployment.fraction == 0.418
     told = replace(deployment, fraction_asked=True)
     rows = what_if(Engine(model(32, 8, 128), told, parameters=8e9))
-    assert row(rows, "tensor parallel 2 → 4").engine.deployment.fraction == 0.442
+    assert row(rows, "tensor parallel 2 → 4").engine.deployment.fraction == 0.429
+
+
+def exact_share(of, capacity, **more):
+    """The share of the card that holds one request of 8,192 tokens and not a byte more, in vLLM 0.19."""
+    planned = Engine(of, Deployment("vllm", (0, 19, 0), capacity, context=8192, chunk=2048, sequences=64, **more))
+    taken = planned.residents
+    return planned, (taken.weights + taken.activations + taken.communication + planned.kv_bytes) / capacity
+
+
+@pytest.mark.parametrize(
+    ("lacking", "verdict", "serves"),
+    [(-0.001, "fits", True), (0.002, "tight", True), (0.05, "does_not_fit", False)],
+)
+def test_a_share_that_lacks_less_than_is_known_is_no_certain_no(lacking, verdict, serves):
+    # 25 GiB of weights known to 1 % and 0.5 GiB of activations to a third: about 0.3 GiB; 0.002 of the card is 0.16
+    planned, exact = exact_share(WIDE, 80 * GIB)
+    asked = planned.with_deployment(fraction=exact - lacking, fraction_asked=True)
+    made = make_plan([asked])
+    assert (verdict_of([asked]) if lacking > 0 else "fits", made.serves) == (verdict, serves)
+    notes = [note for note in made.notes if "one request" in note]
+    assert len(notes) == (lacking > 0)
+    assert all(("may not start" in note) is serves for note in notes)
+    assert (made.fewest_gpus == 1) is serves
+
+
+def test_a_pool_that_was_asked_for_is_certain():
+    planned, _ = exact_share(WIDE, 80 * GIB)
+    asked = planned.with_deployment(kv_bytes=planned.kv_bytes - 2 * 16 * TOKEN, fraction_asked=True)
+    made = make_plan([asked])
+    assert (made.verdict, made.serves) == ("does_not_fit", False)
 
 
 def test_a_shorter_request_is_the_longest_one():

@@ -52,9 +52,27 @@ def test_flags_with_a_trap_are_series_and_a_zero_says_that_flags_are_known():
         ("kv_cache_unscaled", ""): 0.0,
         ("flag_problem", ""): 0.0,
         ("flag_problem", "cpu-offload-gb"): 1.0,
+        ("kv_transfer", ""): 0.0,
     }
     assert ("flag_problem", "") not in told({})
     assert ("flag_problem", "") not in told({"flag.cpu-offload-gb": 4.0}, version="")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [
+        ("kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_consumer"}', 1.0),
+        ("kv-transfer-config", "{}", 0.0),
+        ("kv-offloading-size", 64.0, 1.0),
+        ("kv-offloading-size", 0.0, 0.0),
+        ("disaggregation-mode", "decode", 1.0),
+        ("disaggregation-mode", "null", 0.0),
+        ("max-num-seqs", 16, 0.0),
+    ],
+)
+def test_flags_tell_whether_kv_caches_may_come_from_elsewhere(flag, value, expected):
+    assert told({"flag." + flag: value}, version="")["kv_transfer", ""] == expected
+    assert ("kv_transfer", "") not in told({}, version="")
 
 
 def test_the_version_that_a_log_told_counts_as_well():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -127,6 +128,20 @@ def test_what_a_cut_recording_holds_is_given_with_the_reason(recording):
     history, cut = replayed(recording, RuleSet())
     assert "end is missing" in cut
     assert history.series > 0
+
+
+def test_what_comes_after_the_clock_was_set_back_goes_on_behind_what_was_there(tmp_path):
+    path = tmp_path / "back.rec"
+    with closing(Writer(path, Header("h", NOW, 1.0, "test"))) as writer:
+        for second in range(6):
+            time = NOW + 1000 * second - (3_600_000 if second > 2 else 0)
+            writer.write(Batch("nvml", time, (series("gpuwatch_gpu_power_watts", **GPU),), [float(second)]))
+            writer.tick(time + 250)
+    history, cut = replayed(path, RuleSet())
+    lines = text(history).splitlines()
+    power = [line.split()[1:] for line in lines if line.startswith("gpuwatch_gpu_power_watts{")]
+    assert power == [[f"{second}.0", f"170000000{second}.000"] for second in range(6)]
+    assert (history.set_back, cut) == ([3_599_000], "")  # from 2 s to 3 s less an hour
 
 
 def test_what_is_no_recording_is_refused(tmp_path):

@@ -12,7 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Engine:
     """What the server is like. `mishap(prompt_tokens, number)` names what goes wrong with a request, None: nothing.
 
-    Mishaps: a number (HTTP status), garbage, endless, cut (the connection), json, half (half of the prompt is read),
+    Mishaps: a number (HTTP status), (status, document or page), zeros (a usage of zeros), garbage,
+    endless, cut (the connection), json, half (half of the prompt is read),
     nothing (an answer without a token), silent (no usage), hang, error (in the stream), html.
     """
 
@@ -21,7 +22,9 @@ class Engine:
         self.owner, self.version, self.metrics, self.tokenizes, self.key = "vllm", "0.32.0", True, True, ""
         self.takes_ids, self.prefill_rate, self.decode_seconds, self.rank_labels = True, 200_000.0, 0.002, ("0",)
         self.mishap = lambda tokens, number: None
-        self.limited, self.models = 0, None
+        self.limited, self.models, self.reads = 0, None, None
+        self.lump, self.counts_along, self.override = 1, False, None
+        """Tokens in a piece of the stream; whether usage comes with each piece, if asked for; blocks of a flag."""
         self.asked = []
         for name, value in more.items():
             setattr(self, name, value)
@@ -32,6 +35,7 @@ class Engine:
 
     def page(self):
         usage = 1 - self.free / (self.blocks - 1)
+        more = f',num_gpu_blocks_override="{self.override}"' if self.override else ""
         rows = [
             "# TYPE vllm:num_requests_running gauge",
             f'vllm:num_requests_running{{engine="0",model_name="m"}} {self.running}',
@@ -42,7 +46,7 @@ class Engine:
             "# TYPE vllm:num_preemptions_total counter",
             f'vllm:num_preemptions_total{{engine="0",model_name="m"}} {self.preempted}',
             "# TYPE vllm:cache_config_info gauge",
-            f'vllm:cache_config_info{{engine="0",block_size="{self.block}",num_gpu_blocks="{self.blocks}"}} 1.0',
+            f'vllm:cache_config_info{{engine="0",block_size="{self.block}",num_gpu_blocks="{self.blocks}"{more}}} 1.0',
         ]
         return "\n".join(rows) + "\n"
 
@@ -138,6 +142,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(502, b"<html><body>Bad Gateway</body></html>", "text/html")
         if isinstance(mishap, int):
             return self.answer(mishap, {"error": {"message": f"mishap {mishap}"}})
+        if isinstance(mishap, tuple):
+            return self.answer(*mishap)
         if engine.limit and tokens + most > engine.limit and mishap not in ("half", "nothing"):
             text = f"This model's maximum context length is {engine.limit} tokens."
             return self.answer(400, {"error": {"message": text, "code": 400}})
@@ -148,7 +154,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        return self.stream(engine, tokens, most, mishap)
+        along = engine.counts_along and body["stream_options"].get("continuous_usage_stats")
+        return self.stream(engine, tokens, most, mishap, along=along)
 
     def send(self, data):
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
@@ -157,7 +164,21 @@ class Handler(BaseHTTPRequestHandler):
     def event(self, document):
         self.send(b"data: " + json.dumps(document).encode() + b"\n\n")
 
-    def stream(self, engine, tokens, most, mishap):
+    def piece(self, engine, made, wanted, usage):
+        """Send what is not sent yet when it is a whole piece, or the last one."""
+        if made % engine.lump and made != wanted:
+            return
+        document = {"choices": [{"index": 0, "text": "x", "finish_reason": None}]}
+        self.event(document if usage is None else document | {"usage": usage})
+
+    @staticmethod
+    def usage(engine, tokens, made, mishap):
+        if mishap == "zeros":
+            return {"prompt_tokens": 0, "completion_tokens": 0}
+        counted = tokens // 2 if mishap == "half" else min(tokens, engine.reads or tokens)
+        return {"prompt_tokens": counted, "completion_tokens": made}
+
+    def stream(self, engine, tokens, most, mishap, *, along):
         if mishap == "garbage":
             return self.send(b"\x00\xff not an event\n\n")
         if mishap == "hang":
@@ -184,14 +205,13 @@ class Handler(BaseHTTPRequestHandler):
                     return None
                 if mishap == "error" and made == 2:
                     return self.event({"error": {"message": "EngineCore died", "code": 500}})
-                self.event({"choices": [{"index": 0, "text": "x", "finish_reason": None}]})
                 made += 1
+                self.piece(engine, made, wanted, self.usage(engine, tokens, made, mishap) if along else None)
         finally:
             engine.leave(held)
         self.event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
         if mishap != "silent":
-            counted = tokens // 2 if mishap == "half" else tokens
-            self.event({"choices": [], "usage": {"prompt_tokens": counted, "completion_tokens": made}})
+            self.event({"choices": [], "usage": self.usage(engine, tokens, made, mishap)})
         self.send(b"data: [DONE]\n\n")
         return self.send(b"")
 

@@ -87,7 +87,8 @@ class Scripted:
     """What the server does; a test changes it while it runs.
 
         `answer` gets the prompt's text; `reads` cuts a prompt of words before it is counted and answered (silent
-    truncation); `limit` refuses longer prompts; `fails` returns None for a prompt, an HTTP status, or a mishap:
+    truncation); `limit` refuses longer prompts; `fails` returns None for a prompt, an HTTP status (or that and
+    a message), or a mishap:
     garbage, endless (more tokens than were asked for), dies (the server goes away).
     """
 
@@ -103,6 +104,7 @@ class Scripted:
         self.tells_cached = more.get("tells_cached", False)
         self.adapters = more.get("adapters", ())
         self.ranks = more.get("ranks", 1)
+        self.replicas = more.get("replicas", self.ranks)
         self.version = more.get("version", "0.32.0")
         self.engine = more.get("engine", "vllm")
         self.isolates = more.get("isolates", False)
@@ -209,7 +211,8 @@ class Handler(BaseHTTPRequestHandler):
             self.mishap(failing, script.answer(prompt))
             return
         if failing is not None:
-            self.reply(failing, {"error": {"message": f"refused {tokens} tokens"}})
+            status, words = failing if isinstance(failing, tuple) else (failing, f"refused {tokens} tokens")
+            self.reply(status, {"error": {"message": words}})
             return
         if script.reads is not None and tokens > script.reads:
             prompt, tokens = prompt if isinstance(prompt, list) else script.cut(prompt), script.reads
@@ -244,7 +247,7 @@ class Handler(BaseHTTPRequestHandler):
         """What separates caches: salt, adapter, and the replica that the request is routed to."""
         with script.lock:
             script.turn += 1
-            replica = script.turn if script.isolates else script.turn % script.ranks
+            replica = script.turn if script.isolates else script.turn % script.replicas
         return (body.get("cache_salt", ""), body["model"], replica)
 
     def stream(self, script, text, tokens, cached):

@@ -140,7 +140,9 @@ def test_a_stated_length_that_is_refused_is_said():
     assert "The length of 4,096 is not real: refused at 4,088." in result.conclusion
     (finding,) = result.findings
     assert finding.id == "context_refused"
-    assert finding.advice[0].text == "keep a request with its answer within 2,052 tokens"  # half of 4,088, and 8
+    # half of 4,088, and 8, is only what was accepted: the limit lies between, and no value is proposed for it
+    assert "within 2,052 tokens, which was accepted, until the limit is known" in finding.advice[0].text
+    assert [(each.flag, each.proposed) for each in finding.advice] == [("", None), ("", None)]
 
 
 def test_the_limit_that_a_refusal_names_is_the_real_one():
@@ -154,6 +156,95 @@ def test_the_limit_that_a_refusal_names_is_the_real_one():
         "1500",
     )
     assert "maximum context length is 1500 tokens" in finding.evidence[1].text
+
+
+def refusing(*answer, above=3000):
+    return lambda tokens, number: answer if tokens > above else None
+
+
+def named(text):
+    return refusing(400, {"error": {"message": text, "code": 400}})
+
+
+@pytest.mark.parametrize(
+    ("text", "real"),
+    [
+        ("The prompt (total length 4088) is too long to fit into the model (context length 3500). Make sure", "3500"),
+        (
+            "Requested token count exceeds the model's maximum context length of 3,500 tokens. You requested 4096",
+            "3500",
+        ),
+        (
+            "The prompt is too long to fit into the model (context length 2048).",
+            "2048",
+        ),  # a prompt of 2,044 and 8 passed
+        ("`inputs` tokens + `max_new_tokens` must be <= 3500. Given: 4088 `inputs` tokens and 8", "3500"),
+        ("litellm.ContextWindowExceededError: " + "x " * 300 + "maximum context length is 3500 tokens.", "3500"),
+        ("`inputs` must have less than 3500 tokens. Given: 4088", None),  # of the prompt alone: no value for the flag
+        ("This model's maximum context length is 2000 tokens.", None),  # 2,052 were accepted: it names something else
+        ("maximum context length is 9000 tokens", None),
+    ],
+)
+def test_only_a_limit_that_the_refusal_names_becomes_a_value(text, real):
+    result = probed(Engine(mishap=named(text)))
+    (finding,) = result.findings
+    assert finding.advice[1].proposed == real
+    assert finding.advice[1].flag == ("--max-model-len" if real else "")
+    said = "By the words of its refusal the server takes 3,500 tokens" in " ".join(result.conclusion)
+    assert said == ("3500" in text or "3,500" in text)
+    assert ("keep a request with its answer within" in finding.advice[0].text) == ("`inputs` must" not in text)
+
+
+def test_the_longest_prompt_that_sglang_names_is_one_of_its_pool():
+    text = "Input length (4088 tokens) exceeds the maximum allowed length (3500 tokens). Use a shorter input."
+    (finding,) = probed(Engine(owner="sglang", metrics=False, mishap=named(text))).findings
+    assert finding.advice[0].text == "keep a prompt within 3,500 tokens"
+    assert [each.flag for each in finding.advice] == ["", "--mem-fraction-static"]
+
+
+def test_a_limit_beside_the_message_is_read_where_the_server_states_none():
+    error = {"code": 400, "message": "the request exceeds the available context size", "n_ctx": 4096}
+    engine = Engine(limit=None, blocks=4000, owner="x", metrics=False, mishap=refusing(400, {"error": error}))
+    result = probed(engine)
+    assert "By the words of its refusal the server takes 4,096 tokens, prompt and answer together." in result.conclusion
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_login_says_nothing_about_the_length(status):
+    result = probed(Engine(mishap=refusing(status, {"error": {"message": "key expired"}})))
+    assert outcomes(result) == {"half": "whole", "full length": "login"}
+    assert not result.findings
+    assert (result.complete, result.stopped_because) == (
+        False,
+        f"the request of 4,088 tokens: HTTP {status}: key expired",
+    )
+    text = " ".join(result.conclusion)
+    assert "is not real" not in text
+    assert "the login was refused, which says nothing about the length" in text
+
+
+def test_a_body_that_is_too_large_is_about_bytes():
+    engine = Engine(mishap=refusing(413, b"<html><body>413 Request Entity Too Large</body></html>", "text/html"))
+    result = probed(engine)
+    (finding,) = result.findings
+    assert "the size of the body in bytes" in finding.cause
+    assert "its message says" not in finding.cause
+    advice = finding.advice[0]
+    assert (advice.flag, advice.current) == ("client_max_body_size", None)
+    body = len(str(next(each["prompt"] for each in engine.asked if len(each["prompt"]) == 4088)).replace(" ", ""))
+    assert body / 1024 < int(advice.proposed.removesuffix("k")) < (body + 2048) / 1024 * 4096 / 4088
+    assert finding.evidence[1].text.endswith("to answer: HTTP 413")
+
+
+def test_a_usage_of_zeros_is_no_count():
+    result = probed(Engine(mishap=lambda tokens, number: "zeros" if tokens > 1000 else None))
+    assert outcomes(result) == {"half": "not counted", "full length": "not counted", "over the limit": "refused"}
+    assert not result.findings
+
+
+def test_sentences_end_with_one_full_stop():
+    result = probed(Engine(mishap=named("Too long. Use --allow-auto-truncate.")))
+    assert not [sentence for sentence in result.conclusion if ".." in sentence]
 
 
 def test_a_length_beyond_the_model_is_called_accepted_only_where_it_was():

@@ -193,6 +193,28 @@ def test_a_cache_that_is_on_and_never_hits_names_what_is_not_ruled_out():
     assert [evidence.value for evidence in finding.evidence] == [0.0, 0.0, 0.0, 1.0, 16.0]
 
 
+@pytest.mark.parametrize(("block", "blocks", "limit"), [(128, 40, 4096), (16, 100, 1500)])
+def test_a_pool_that_holds_few_prompts_is_not_taken_for_a_cache_that_finds_less(block, blocks, limit):
+    # The prompts of the cases before would push the common prompt out: together they are larger than the pool.
+    with running(Scripted(cache=PrefixCache(block=block, blocks=blocks), limit=limit)) as run:
+        result = prefix.probe(run, PrefixOptions())
+    assert result.fact("verdict") == "works"
+    assert result.fact("block_size_measured") == block
+    assert [row["case"] for row in result.rows if row["outcome"] == "less"] == []
+    assert "Less than" not in " ".join(result.conclusion)
+
+
+def test_replicas_behind_one_address_whose_page_shows_one_are_named():
+    with running(Scripted(cache=PrefixCache(), replicas=3)) as run:
+        result = prefix.probe(run, PrefixOptions(fill=0))
+    assert [row["cached_tokens"] for row in result.rows[1:4]] == [0, 0, 1008]
+    assert (result.fact("verdict"), result.fact("replicas")) == ("by replica", 1)
+    assert len(result.conclusion) == 1
+    assert "found at 1 of 3 repetitions only" in result.conclusion[0]
+    assert "several replicas behind this address" in result.conclusion[0]
+    assert "share a beginning to the same replica" in result.advice[0].text
+
+
 def test_replicas_with_a_cache_each_are_found_by_repeating():
     with running(Scripted(cache=PrefixCache(), ranks=2)) as run:
         result = prefix.probe(run, QUICK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from contextlib import contextmanager
@@ -12,12 +13,14 @@ import pytest
 from gpuwatch.probes import ramp
 from gpuwatch.probes.client import Client, ProbeError, Server
 from gpuwatch.probes.exchange import Reply
-from gpuwatch.probes.limits import Pool, read_pool
+from gpuwatch.probes.limits import Pool, PoolSetting, read_pool, read_setting
 from gpuwatch.probes.meter import Meter, Peaks
 from gpuwatch.probes.ramp import RampOptions
+from gpuwatch.probes.ramp_advice import larger
 from gpuwatch.probes.ramp_verdict import findings
 from gpuwatch.probes.run import GONE, INTERRUPTED, OUT_OF_TIME, Run
-from gpuwatch.probes.wave import judge
+from gpuwatch.probes.stream import Events
+from gpuwatch.probes.wave import _Hold, judge
 from tests.unit.probes.engine import Engine, serving
 
 GIB = 1 << 30
@@ -79,6 +82,83 @@ def test_requests_that_never_overlap_are_queued_when_the_pool_was_full():
     assert unknown.outcome == "queued"
 
 
+def test_without_a_count_of_tokens_pieces_give_rates_only_where_one_is_one_token():
+    replies = [reply(1.0, 3.0, completion_tokens=None), reply(2.0, 4.0)]
+    single = judge(replies, 1000, Peaks(), preempted=0, pool=POOL)
+    assert (single.decode_rate, single.output_rate, single.held_tokens, single.uncounted) == (2.0, 2.5, 1005, False)
+    point = judge(replies, 1000, Peaks(), preempted=0, pool=POOL, single=False)
+    assert (point.decode_rate, point.output_rate, point.held_tokens, point.uncounted) == (None, None, None, True)
+    assert point.ttft == 1.5
+    assert not judge(replies[1:], 1000, Peaks(), preempted=0, pool=POOL, single=False).uncounted
+
+
+def test_the_rate_of_pieces_of_several_tokens_is_that_of_the_tokens_after_the_first_piece():
+    events = Events()
+    for second, made in ((1.0, 4), (2.0, 8), (3.0, 12)):
+        usage = {"prompt_tokens": 9, "completion_tokens": made}
+        document = {"choices": [{"text": "four tokens", "finish_reason": None}], "usage": usage}
+        events.feed(f"data: {json.dumps(document)}\n".encode(), second)
+        assert events.generated == made
+    seen = Reply(
+        ok=True,
+        token_times=tuple(events.times),
+        first_tokens=events.first_tokens,
+        completion_tokens=events.count("completion_tokens"),
+    )
+    assert seen.decode_rate == 4.0  # 8 tokens in 2 s
+
+
+def test_tokens_of_held_requests_are_counted_where_the_server_counts_as_it_goes():
+    engine = Engine(lump=4, counts_along=True)
+    result = probed(engine, RampOptions(concurrencies=(1, 2), first=256, longest=256, output=8))
+    alone, both = result.rows
+    assert alone["held_tokens"] == 256 + 8
+    assert both["held_tokens"] % 4 == 0  # closed after a whole piece
+    assert both["held_tokens"] >= 256 + 8
+    assert all(row["decode_tokens_per_s"] > 0 and row["output_tokens_per_s"] > 0 for row in result.rows)
+    assert "piece of its stream" not in " ".join(result.conclusion)
+    assert len(lengths(engine)) == 3  # nothing is sent once more to be counted
+
+
+def test_where_pieces_hold_several_tokens_and_are_not_counted_there_are_no_rates_of_held_requests():
+    result = probed(Engine(lump=4), RampOptions(concurrencies=(1, 2), first=256, longest=256, output=8))
+    alone, both = result.rows
+    assert (alone["held_tokens"], alone["decode_tokens_per_s"] is None) == (264, False)
+    assert (both["held_tokens"], both["decode_tokens_per_s"], both["output_tokens_per_s"]) == (None, None, None)
+    assert "a piece of its stream may hold several" in " ".join(result.conclusion)
+
+
+def test_the_kv_usage_of_one_request_is_a_look_at_its_whole_prompt():
+    hold = _Hold(1, output=32, linger=0.5)
+    check = hold.noticed(0)
+    assert (check(1), hold.poke.is_set()) == (False, False)
+    hold.seen(time.monotonic(), read=True)
+    before = time.monotonic()
+    assert (check(2), hold.poke.is_set()) == (False, True)
+    hold.seen(before - 1, read=True)  # began before all was in the pool
+    hold.seen(time.monotonic(), read=False)
+    assert not hold.looked
+    hold.seen(time.monotonic(), read=True)
+    assert hold.looked
+    late = _Hold(1, output=32, linger=0.5)
+    late.noticed(0)(2)
+    late.ended(0)
+    late.seen(time.monotonic(), read=True)
+    assert not late.looked
+    # 399 usable blocks of 16: 2,048 tokens and the first one generated take 129 of them, with 32 more 131.
+    row = probed(Engine(), RampOptions(concurrencies=(1,), first=2048, longest=2048, output=32)).rows[0]
+    assert row["kv_usage_ratio"] in (None, *(pytest.approx(blocks / 399) for blocks in (129, 130, 131)))
+
+
+def test_times_that_hold_the_holding_of_the_probe_are_named():
+    engine = Engine(blocks=4000, sequences=2, limit=2048, prefill_rate=100_000.0)
+    result = probed(engine, RampOptions(concurrencies=(4,), first=256, longest=256, output=8))
+    # an eighth of 2,048 is what a request may generate while it is held
+    assert "that the probe itself kept going, for up to 256 further tokens" in " ".join(result.conclusion)
+    roomy = probed(Engine(), RampOptions(concurrencies=(2,), first=256, longest=256, output=8))
+    assert "kept going" not in " ".join(roomy.conclusion)
+
+
 def test_a_preemption_breaks_a_wave_in_which_every_request_was_answered():
     point = judge([reply(1.0, 3.0), reply(2.0, 4.0)], 1000, Peaks(), preempted=2, pool=POOL)
     assert (point.outcome, point.detail, point.broken) == ("preempted", "2 preemptions", True)
@@ -127,6 +207,36 @@ def test_a_server_that_cuts_or_ignores_long_prompts_is_found_out(mishap, outcome
     assert "without an error" in " ".join(result.conclusion)
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_cut_of_less_than_a_tenth_shows_in_texts_of_other_lengths(concurrency):
+    engine = Engine(takes_ids=False, limit=9000, blocks=4000, reads=3950)
+    result = probed(engine, RampOptions(concurrencies=(concurrency,), output=4, resolution=256))
+    # A word is a token: 4,096 words are counted as 3,950, within a tenth, but so is every longer text.
+    assert result.fact(f"broke_how_at_{concurrency}") == "cut"
+    assert 3950 - 256 <= result.fact(f"carried_at_{concurrency}") <= 3950 < result.fact(f"broke_at_{concurrency}")
+    (found,) = [finding for finding in result.findings if finding.id == "silent_truncation"]
+    assert found.evidence[0].text.endswith("the server counts 3,950")
+    assert f"a prompt of {result.fact(f'carried_at_{concurrency}'):,} tokens is counted whole" == found.evidence[1].text
+
+
+def test_a_refusal_that_is_found_by_halving_is_a_finding_with_its_value():
+    engine = Engine(mishap=lambda tokens, number: 400 if tokens > 3000 else None)
+    result = probed(engine, RampOptions(concurrencies=(1,), output=8, resolution=64))
+    (found,) = [finding for finding in result.findings if finding.id == "context_refused"]
+    real = int(found.advice[1].proposed)
+    assert 3008 - 64 <= real <= 3008
+    assert (found.advice[1].flag, found.advice[1].current) == ("--max-model-len", "4096")
+    assert "the longest that was accepted; the limit was searched for to 64" in found.advice[0].text
+
+
+def test_a_refused_login_ends_the_ramp_and_is_no_limit():
+    engine = Engine(mishap=lambda tokens, number: 401 if tokens > 3000 else None)
+    result = probed(engine, RampOptions(concurrencies=(1, 2), output=8))
+    assert result.stopped_because == "the login was refused (HTTP 401: mishap 401)"
+    assert (result.fact("broke_at_1"), result.fact("carried_at_1")) == (None, 2048)
+    assert not result.findings
+
+
 def test_the_pool_of_a_page_and_what_fits_into_it():
     engine = Engine(blocks=40, block=128)
     with serving(engine) as url:
@@ -164,6 +274,65 @@ def test_the_limit_of_the_pool_is_found_within_one_step_of_what_the_page_says():
     assert result.advice[0].flag == "--max-num-seqs"
     assert result.advice[0].proposed == "1"
     assert not result.findings
+
+
+def test_a_pool_that_a_flag_limits_gets_advice_about_that_flag():
+    more = {"block": 128, "sequences": 16, "prefill_rate": 100_000.0, "decode_seconds": 0.01}
+    options = RampOptions(concurrencies=(4,), output=8, told={"kv.blocks_profiled": 4096.0})
+    result = probed(Engine(blocks=40, override=40, **more), options)
+    seats, pool = result.advice
+    assert (seats.flag, seats.proposed) == ("--max-num-seqs", "1")
+    # Four of 4,096 tokens are 128 blocks of 128, and one is kept back.
+    assert (pool.flag, pool.current, pool.proposed) == ("--num-gpu-blocks-override", "40", "4096")
+    assert "need 16,384 tokens, 129 blocks; the pool is limited by this flag: remove it, memory" in pool.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "flag", "current", "proposed"),
+    [
+        (PoolSetting(override=40), "--num-gpu-blocks-override", "40", "(none)"),
+        (PoolSetting(override=40, profiled=30), "--num-gpu-blocks-override", "40", "(none)"),
+        # 5,120 tokens are 8 GiB, so 5,120 more of them are 8 GiB more: 0.1 of 80 GiB.
+        (
+            PoolSetting(pool_bytes=8 * GIB, fraction=0.8, free=9 * GIB, total=80 * GIB),
+            "--gpu-memory-utilization",
+            "0.8",
+            "0.9",
+        ),
+        (
+            PoolSetting(pool_bytes=8 * GIB, fraction=0.8, free=7 * GIB, total=80 * GIB),
+            "--gpu-memory-utilization",
+            "0.8",
+            None,
+        ),
+        (
+            PoolSetting(pool_bytes=8 * GIB, fraction=0.9, free=9 * GIB, total=80 * GIB),
+            "--gpu-memory-utilization",
+            "0.9",
+            None,
+        ),
+        (PoolSetting(fraction=0.8, free=9 * GIB, total=80 * GIB), "--gpu-memory-utilization", "0.8", None),
+        (
+            PoolSetting(fixed_bytes=8 * GIB, free=9 * GIB, total=80 * GIB),
+            "--kv-cache-memory-bytes",
+            str(8 * GIB),
+            str(16 * GIB),
+        ),
+        (PoolSetting(), "--gpu-memory-utilization", None, None),
+    ],
+)
+def test_a_larger_pool_has_a_value_where_it_follows_from_figures(setting, flag, current, proposed):
+    # 10,112 usable tokens are 79 blocks and the null block: twice the 40 blocks of the pool.
+    item = larger(POOL, setting, 10_112, "make the pool larger", sglang=False)
+    assert (item.flag, item.current, item.proposed) == (flag, current, proposed)
+
+
+def test_free_memory_of_unequal_gpus_is_not_used():
+    told = {"kv.bytes": 5.0, "memory_fraction": 0.9}
+    equal = read_setting(None, told, {"0": (3.0, 10.0), "1": (4.0, 10.0)})
+    assert (equal.free, equal.total, equal.pool_bytes, equal.fraction) == (6.0, 10.0, 5.0, 0.9)
+    unequal = read_setting(None, told, {"0": (3.0, 10.0), "1": (4.0, 20.0)})
+    assert (unequal.free, unequal.total) == (None, None)
 
 
 def test_a_limit_on_sequences_is_not_taken_for_a_full_pool():
@@ -376,7 +545,7 @@ def test_a_server_that_ignores_max_tokens_is_measured_until_what_was_asked_for()
     engine = Engine(mishap=lambda tokens, number: "endless")
     result = probed(engine, RampOptions(concurrencies=(1, 2), longest=1024, output=4))
     assert [row["outcome"] for row in result.rows] == ["ok", "ok"]
-    assert all(row["ttft_s"] > 0 and row["decode_tokens_per_s"] > 0 for row in result.rows)
+    assert all(row["ttft_s"] > 0 and row["decode_tokens_per_s"] is None for row in result.rows)
     text = " ".join(result.conclusion)
     assert "The server ignores max_tokens" in text
     assert "No request was answered" not in text

@@ -222,6 +222,21 @@ def test_a_longer_prompt_that_is_refused_does_not_make_lengths_estimates():
     assert found.id == "context_refused"
     assert "The server states 8,192 tokens, but refuses 1,0" in found.cause  # about 1,024, and 48 to answer
     assert "HTTP 400" in found.evidence[1].text
+    assert [each.proposed for each in found.advice] == [None, None]  # the shorter length tried is not the limit
+
+
+def test_a_limit_that_refused_questions_name_is_proposed_and_a_refused_login_is_none():
+    def fails(words):
+        return lambda prompt: words if count(prompt) > 700 else None
+
+    options = NeedleOptions(lengths=(300, 1024), depths=(0.0,), trials=2)
+    with running(Scripted(fails=fails((400, "This model's maximum context length is 700 tokens.")))) as run:
+        (found,) = needle.probe(run, options).findings
+    assert (found.advice[1].flag, found.advice[1].proposed) == ("--max-model-len", "700")
+    with running(Scripted(fails=fails((403, "expired")))) as run:
+        result = needle.probe(run, options)
+    assert not result.findings
+    assert "2 login" in " ".join(result.conclusion)
 
 
 @pytest.mark.parametrize(("module", "options"), [(needle, NEEDLE), (order, ORDER), (digits, DIGITS)])

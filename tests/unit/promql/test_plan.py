@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuwatch.model import series
 from gpuwatch.promql.local import LocalQuerier
-from gpuwatch.promql.nodes import Binary, Number, Selector, Window, duration
+from gpuwatch.promql.nodes import Binary, Number, Selector, Window, bound, duration, floating, render
 from gpuwatch.promql.plan import AGGREGATIONS, FUNCTIONS, parse
 from gpuwatch.promql.values import PromQLError
 from gpuwatch.store import Matcher, Store
@@ -41,16 +41,18 @@ REFUSED = [
     ("time(1)", "expected 0 argument"),
     ("nosuch(x)", "unknown function"),
     # supported by a newer Prometheus, or experimental, or about native histograms
-    ("x @ 100", "@ modifier"),
-    ("x @ end()", "@ modifier"),
-    ("rate(x[5m] @ start())", "@ modifier"),
-    ("sum(x)[5m:1m] @ 7", "@ modifier"),
+    ("x @ -5", "a time before 1970"),
+    ("x @ 5m", "a duration such as 5m"),
+    ("x @ 1e300", "out of range"),
+    ("x @ 1e14", "out of range"),
+    ("x @ 1 @ 2", "multiple times"),
+    ("(x) @ 5", "must be preceded"),
     ("first_over_time(x[1m])", "first_over_time is not supported"),
     ("mad_over_time(x[1m])", "mad_over_time is not supported"),
     ("double_exponential_smoothing(x[1m], 0.5, 0.5)", "double_exponential_smoothing is not supported"),
     ("holt_winters(x[1m], 0.5, 0.5)", "holt_winters"),
-    ("histogram_avg(x)", "histogram_avg is not supported"),
-    ("histogram_count(x)", "histogram_count is not supported"),
+    ("histogram_avg(x)", "histogram_avg is for native histograms, which gpuwatch does not read"),
+    ("histogram_count(x)", "histogram_count is for native histograms"),
     ('sort_by_label(x, "a")', "sort_by_label is not supported"),
     ("info(x)", "info is not supported"),
     ("sin(x)", "sin is not supported"),
@@ -80,7 +82,7 @@ REFUSED = [
     ('x{a=~"("}', "illegal regex"),
     ('x{a=~"(?=b)"}', "illegal regex"),
     ('x{a=~"b(?i)c"}', "only supported at the start"),
-    (r'x{a=~"\\pN"}', r"escape \p is not supported"),
+    (r'x{a=~"\\pN"}', r"Unicode classes such as"),
     (r'label_replace(x, "a", "b", "c", "(d)\\1")', "back-references"),
     ('label_replace(x, "a", "b", "c", "(?<=d)")', "look-around"),
     # limits
@@ -190,6 +192,11 @@ def test_offsets_and_ranges_are_in_milliseconds():
         ("(a + b)[5m:90s]", "(a + b)[5m:1m30s]"),
         ("a{b='c\"d'}", 'a{b="c\\"d"}'),
         ("{__name__=~'a.*', b!~'c'}", '{__name__=~"a.*", b!~"c"}'),
+        ("a offset 1m @ 1e3", "a @ 1000.000 offset 1m"),
+        ("sum(a{b='c'} @ end ( ))", 'sum(a{b="c"} @ end())'),
+        ("rate(a[5m] @ 100.5)", "rate(a[5m] @ 100.500)"),
+        ("a[5m:1m] @ start() offset 30s", "a[5m:1m] @ start() offset 30s"),
+        ("start + end", "start + end"),
         ("1e9 * 1.5 + 1e100", "1000000000 * 1.5 + 1e+100"),
     ],
 )
@@ -197,6 +204,14 @@ def test_a_plan_reads_as_promql(expr, text):
     parsed = parse(expr)
     assert str(parsed) == text
     assert parse(text).root == parsed.root
+
+
+def test_every_place_of_at_is_bound_to_the_times_of_the_query():
+    plan = parse("-a @ start() + sum(rate(b[1m] @ end())) / topk(scalar(c @ end()), max_over_time(d[1m:] @ end()))")
+    text = "-a @ 1.000 + sum(rate(b[1m] @ 2.000)) / topk(scalar(c @ 2.000), max_over_time(d[1m:] @ 2.000))"
+    assert floating(plan.root)
+    assert render(bound(plan.root, 1000, 2000)) == text
+    assert not floating(parse(text).root)
 
 
 def test_durations_read_as_promql_writes_them():

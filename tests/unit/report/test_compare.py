@@ -340,6 +340,11 @@ def test_a_few_windows_that_are_all_alike_are_not_better_where_the_loads_differ(
     known = row(pair, "generated tokens")
     assert known.comparison.difference == pytest.approx(0.2)
     assert (known.comparison.low, known.verdict) == (None, "too short to say")
+    for other in ({}, {"running": 10.0}):  # equal figures are not told apart, whatever the loads
+        equal = row(
+            versus(run("a", seed=1, noise=0, count=20), run("b", seed=2, noise=0, count=20, **other)), "preemptions"
+        )
+        assert (equal.comparison.difference, equal.comparison.p, equal.verdict) == (0.0, 1.0, "no difference shown")
     same = versus(run("a", seed=1, noise=0, count=20), run("b", seed=2, noise=0, count=20, rate=120.0))
     assert row(same, "generated tokens").verdict == "better"
 

@@ -286,6 +286,21 @@ def test_findings_of_probes_count_in_the_verdict_and_their_advice_is_read():
     assert verdict(quiet, (probed(findings=[]),)).tone == "good"
 
 
+def test_figures_that_a_ramp_made_itself_are_named_where_it_ran_in_the_recording():
+    rows = [{"concurrency": 1, "prompt_tokens": 1024}, {"concurrency": 4, "prompt_tokens": 1024}]
+    inside, outside = START / 1000 + 10, START / 1000 - 10
+    text = Page(page_of(full(), probed(started=inside, rows=rows))).text
+    assert "Probe ramp ran during this recording." in text
+    assert "not in requests finished and arrival to last token" in text
+    for other in (
+        probed(started=outside, rows=rows),
+        probed(started=inside, rows=rows[:1]),
+        ProbeData("prefix", probed(started=inside, rows=rows).data),
+        probed(started=None, rows=rows),
+    ):
+        assert "ran during this recording" not in Page(page_of(full(), other)).text
+
+
 def test_a_flag_without_a_value_keeps_its_name_and_an_advice_stands_once():
     item = {"text": "make the pool larger", "flag": "--gpu-memory-utilization", "from": None, "to": None}
     other = {"text": "accept less", "flag": "--max-model-len", "from": "4096", "to": "2048"}

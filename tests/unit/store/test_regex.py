@@ -60,7 +60,7 @@ def test_supported_patterns_mean_what_re2_means(pattern, text, matches):
         ("a{2}{3}", "follows a repeat"),
         ("a{1001}", "above 1000"),
         (r"\Z", r"escape \Z"),
-        (r"\p{Greek}", r"escape \p"),
+        (r"\p{Greek}", "Unicode classes"),
         (r"\Qa\E", r"escape \Q"),
         (r"[\b]", r"escape \b"),
         ("[[:greek:]]", "greek"),
