@@ -87,6 +87,7 @@ kv_transfer_failed   | KV cache did not come from the prefill to the decode inst
 files_exhausted      | a process has no file descriptor left
 placement_waits      | the start waits for GPUs in the Ray cluster
 health_unanswered    | SGLang's server got no answer to a health check
+rank_missed          | a barrier of torch says which rank did not come to it
 exit_code            | the exit code of the process in the line above
 gpu_address          | the address of the GPU that the kernel's next lines are about
 recovery_done        | the driver no longer asks for a recovery of a GPU
@@ -95,6 +96,7 @@ pcie_error           | the kernel reported an error of a GPU's PCIe link that wa
 task_blocked         | a process has waited in the kernel for minutes, and cannot be interrupted
 nccl_interface       | the network interface over which NCCL meets
 transport_error      | UCX says why a transfer between processes or nodes failed
+shards_loaded        | all parts of a checkpoint were read
 graph_capture_begin  | the engine begins to capture CUDA graphs
 shutdown             | the server was asked to end: Ctrl-C, a signal, the supervisor
 stop_timed_out       | a unit of systemd did not end in the time that it has for that

@@ -39,9 +39,10 @@ _VLLM = re.compile(
 )
 _TAGGED = re.compile(rf"^{_TAG}(?P<msg>.*)$", re.DOTALL)
 _RANKS = re.compile(_RANK)
-# sglang/srt/utils/common.py: "[YYYY-MM-DD HH:MM:SS[.mmm][ DPx][ PPx]…[ TPx]] message".
+# sglang/srt/utils/common.py: "[YYYY-MM-DD HH:MM:SS[.mmm][ DPx][ PPx]…[ TPx]] message"; its server for diffusion models
+# (multimodal_gen/runtime/utils/logging_utils.py) prints no year.
 _SGLANG = re.compile(
-    r"^\[(?=[\dA-Z])(?P<ts>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{3})?|\d\d:\d\d:\d\d)?(?P<ranks>(?: ?[A-Z_]{2,8}\d+)*)\] "
+    r"^\[(?=[\dA-Z])(?P<ts>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{3})?|(?:\d\d-\d\d )?\d\d:\d\d:\d\d)?(?P<ranks>(?: ?[A-Z_]{2,8}\d+)*)\] "
     r"(?P<msg>.*)$",
     re.DOTALL,
 )

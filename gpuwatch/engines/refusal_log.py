@@ -96,6 +96,14 @@ PATTERNS: tuple[Pattern, ...] = (
         r"(?: tic start time: (?P<asked>\d\d:\d\d:\d\d)\. last_heartbeat time: (?P<beat>\d\d:\d\d:\d\d))?",
     ),
     _SGLANG.note("sgl_pyspy", "stack_dump", "0.4-", ("Pyspy dump for PID",), r"^Pyspy dump for PID (?P<pid>\d+)"),
+    _ANY.note(
+        "barrier",
+        "rank_missed",
+        "torch 1.8-",
+        (" monitoredBarrier",),
+        r"Rank (?P<by>\d+) successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
+        r"rank (?P<zero>\d+)|Ranks? (?P<late>\d+(?:, \d+)*) failed to pass monitoredBarrier",
+    ),
     _SGLANG.note("sgl_exit_code", "exit_code", "0.4-", ("Exit code: ",), r"^Exit code: (?P<code>-?\d+)$"),
     _ANY.note(
         "triton_resources",

@@ -164,6 +164,15 @@ _EVENTS = (
         ("_req_slots runs out",),
         r"(?P<slots>alloc_req_slots) runs out of memory(?:.*available_size\(\)=(?P<free>\d+))?(?:.*num_reqs=(?P<want>\d+))?",
     ),
+    # Of the last request that runs, after all others were taken out; statements in tracebacks quote the message.
+    _SGLANG.event(
+        "sgl_one_request",
+        "sglang_oom",
+        "0.2.15-0.5.9",
+        ("No space left for only",),
+        r"(?:^|Error: )No space left for (?P<alone>only one request)(?: in SWA mode full_available_size=(?P<free>-?\d+), "
+        r"swa_available_size=(?P<window>-?\d+))?",
+    ),
     _SGLANG.event(
         "sgl_no_memory",
         "sglang_no_memory",

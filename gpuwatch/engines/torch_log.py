@@ -26,6 +26,14 @@ _TORCH_OOM = (
 
 _GPU = (
     _ANY.event("torch_oom", "torch_oom", "torch 1.8-", ("Tried to allocate ",), _TORCH_OOM),
+    # The bar at its end: 100% has fewer blanks before it than the others, and so a shape of its own.
+    _ANY.note(
+        "shards_loaded",
+        "shards_loaded",
+        "vLLM 0.4-, SGLang 0.2.15-",
+        ("shards: 100% Completed",),
+        r"shards: 100% Completed \| (?P<n>\d+)/(?P=n)\b",
+    ),
     _ANY.event(
         "cuda_oom_other",
         "cuda_oom_other",
@@ -99,7 +107,8 @@ _GPU = (
         "cuda_error",
         "all",
         ("CUDA error: ",),
-        r"CUDA error: (?P<what>(?:[\w -]|\(s\)|/(?=are\b))+?)(?= +[A-Z_]+=|(?!\(s\)|/are\b)[^\w -]|$)",
+        r"CUDA error: (?P<what>(?:[\w -]|\(s\)|/(?=are\b)|(?<=when calling )`[^`]{1,300}`)+?)"
+        r"(?= +[A-Z_]+=|(?!\(s\)|/are\b|(?<=when calling )`[^`]{1,300}`)[^\w -]|$)",
     ),
 )
 

@@ -300,6 +300,14 @@ _DEATH = (
         ("Worker proc ", "RayWorkerProc rank="),
         r"(?:Worker proc (?P<w>\S+)|RayWorkerProc rank=(?P<r>\S+)) died unexpectedly(?: \(exit code: (?P<code>-?\d+)\))?",
     ),
+    # V0: only workers that ended with another code than 0 are told; with SIGTERM and SIGINT they end at a shutdown.
+    _VLLM.event(
+        "worker_dead_v0",
+        "worker_dead",
+        "0.4.1-0.10.2",
+        (" died, exit code: ",),
+        r"^Worker (?P<w>\S+) pid (?P<pid>\d+) died, exit code: (?P<code>-?(?!(?:0|2|15)\b)\d+)",
+    ),
     _VLLM.event(
         "engine_dead",
         "engine_dead",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes import moments
+from gpuwatch.diagnosis.causes import exits, moments
 from gpuwatch.diagnosis.causes.collectives import ENOUGH_SHM
+from gpuwatch.diagnosis.causes.exits import ERRORS
 from gpuwatch.diagnosis.causes.kills import KILLED
 from gpuwatch.diagnosis.causes.owners import foreign_unit, of_engine
 from gpuwatch.diagnosis.causes.view import FRAMES_BEFORE, Cause, advise, group, number, ruled_out
@@ -20,30 +21,6 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.finding import Advice
     from gpuwatch.model import LogEvent
 
-ERRORS = (
-    "torch_oom",
-    "cuda_oom_other",
-    "no_kv_blocks",
-    "max_model_len_exceeds_kv",
-    "free_memory_below_budget",
-    "warmup_oom",
-    "memory_profile_drift",
-    "nccl_error",
-    "nccl_timeout",
-    "cuda_error",
-    "ecc_error",
-    "port_in_use",
-    "model_not_found",
-    "uva_unavailable",
-    "dtype_unsupported",
-    "driver_too_old",
-    "gpu_unsupported",
-    "rope_beyond_native",
-    "load_oom",
-    "nccl_shm_failed",
-    "rendezvous_timeout",
-)
-"""Events that say why a start failed or an engine ended."""
 ASKING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """Signals that ask a process to end, and that no fault raises."""
 _BY_SIGNAL = {
@@ -54,6 +31,8 @@ _BY_SIGNAL = {
     ),
     **dict.fromkeys(ASKING, ": it was asked to end, by its parent, a supervisor or a user."),
 }
+SIGNALLED = 128
+"""What is added to the number of the signal in the exit code of a shell, Docker and Kubernetes."""
 CODE_BELOW = 3
 """Lines below the end of a process in which its exit code may stand."""
 KILLERS = {
@@ -82,7 +61,8 @@ def died(view: View) -> Iterator[Cause | NotEnough]:
         who = group(event, "w", "r", "name") or ("a process" if event.event == "process_crashed" else "the server")
         if event.field("r"):
             who = f"rank {event.field('r')}"
-        evidence = [logged(each) for each in (event, crash, *view.events("engine_dead")[:1]) if each is not None]
+        said = (event, *_code_lines(view, event), crash, *view.events("engine_dead")[:1])
+        evidence = [logged(each) for each in said if each is not None]
         killer = _killer(view, event)
         if event.field("ray"):
             who = "a worker of Ray" + (f" (pid {event.field('pid')})" if event.field("pid") else "")
@@ -160,7 +140,7 @@ def _gone_from_ray(event: LogEvent, who: str) -> Iterator[Cause | NotEnough]:
 
 def _restart(view: View, event: LogEvent) -> list[Advice]:
     # A unit that was killed has failed, whatever the engine would have returned.
-    if view.run_of(event).sglang or "status=9/KILL" in event.text:
+    if view.run_of(event).sglang or "status=9/KILL" in event.text or " died, exit code: " in event.text:
         return []
     return [advise("vLLM exits with status 0 after this: let the supervisor restart always, not on failure only")]
 
@@ -231,7 +211,8 @@ def _told_elsewhere(view: View, event: LogEvent) -> bool:
     if event.event == "process_killed":
         met = later and bool(view.events("free_memory_below_budget", "port_in_use"))
         return met or (_failed_before(view, event) and not _killer(view, event))
-    return event.event == "worker_dead" and _code(view, event) in (None, 0) and _explained(view, event)
+    code = _code(view, event) or 0
+    return event.event == "worker_dead" and 0 <= code < SIGNALLED and _explained(view, event)
 
 
 def _failed_before(view: View, event: LogEvent) -> bool:
@@ -309,7 +290,8 @@ def _exited(view: View) -> Iterator[Cause | NotEnough]:
         return
     for event in view.events("container_exit"):
         name, status = event.field("container"), number(event, "code")
-        if event.field("engine") == "yes" and status not in (None, 0, KILLED) and not moments.ends(view):
+        known = status in (None, 0, KILLED) or status in exits.CRASHES
+        if event.field("engine") == "yes" and not known and not moments.ends(view):
             yield NotEnough(
                 "worker_died", f"why the container {name} ended with {status:.0f}: kubectl logs --previous -c {name}"
             )
@@ -329,6 +311,7 @@ def _exited(view: View) -> Iterator[Cause | NotEnough]:
                 event.time,
             )
             return
+    yield from exits.crashed(view)
 
 
 def _code(view: View, event: LogEvent) -> float | None:
@@ -337,11 +320,19 @@ def _code(view: View, event: LogEvent) -> float | None:
     if status is not None:
         return -float(int(status) & 0x7F)
     code = number(event, "code")
-    if code is None and event.event == "worker_dead":
-        for said in view.events("exit_code"):
-            if said.source == event.source and event.line < said.line <= event.line + CODE_BELOW:
-                return number(said, "code")
-    return code
+    below = _code_lines(view, event) if code is None else []
+    return number(below[0], "code") if below else code
+
+
+def _code_lines(view: View, event: LogEvent) -> list[LogEvent]:
+    """Return the line below an end that tells its exit code."""
+    if event.event != "worker_dead" or number(event, "wait", "code") is not None:
+        return []
+    return [
+        said
+        for said in view.events("exit_code")
+        if said.source == event.source and event.line < said.line <= event.line + CODE_BELOW
+    ][:1]
 
 
 def _signal(event: LogEvent, code: float | None) -> str:

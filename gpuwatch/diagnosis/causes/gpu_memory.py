@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes import moves, neighbours
-from gpuwatch.diagnosis.causes.oom import NAMED, UNSHOWN, Case, Phase, phase_of, read_oom, retold
+from gpuwatch.diagnosis.causes import moves, neighbours, weights
+from gpuwatch.diagnosis.causes.oom import NAMED, RETOLD, UNSHOWN, Case, Phase, phase_of, read_oom, retold
 from gpuwatch.diagnosis.causes.serving import activation, library
 from gpuwatch.diagnosis.causes.uncounted import lora, pooled, uncounted_adapters, uncounted_draft
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, group, number, ruled_out
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from gpuwatch.diagnosis.causes.view import Run, View
     from gpuwatch.diagnosis.finding import Advice
+    from gpuwatch.model import LogEvent
 
 MOST_OF_CARD = 0.5
 """Where others hold more of the card than this, they are why a request fails, and not how the rest is cut up."""
@@ -42,9 +43,11 @@ def out_of_memory(view: View) -> Iterator[Cause | NotEnough]:
     """Judge PyTorch's and CUDA's out-of-memory errors: one cause for each run and step."""
     done = set()
     for event in view.events("torch_oom", "cuda_oom_other", "load_oom", "graph_capture_failed"):
-        if event.event == "graph_capture_failed" and "out of memory" not in event.text:
-            continue
         run = view.run_of(event)
+        if (event.event == "graph_capture_failed" and "out of memory" not in event.text) or (
+            event.field("sleep") and _told_by_torch(view, run, event)
+        ):
+            continue
         oom = read_oom(event)
         step = NAMED.get(event.event)
         phase = Phase(step, frozenset(), (), sure=True) if step else phase_of(view, run, event)
@@ -66,6 +69,11 @@ def out_of_memory(view: View) -> Iterator[Cause | NotEnough]:
         else:
             for said in _by_step(case):
                 yield _beside(case, said) if isinstance(said, Cause) else said
+
+
+def _told_by_torch(view: View, run: Run, event: LogEvent) -> bool:
+    """Whether torch tells with figures what sleep mode's allocator, which it asked, had said in one word before it."""
+    return any(run.holds(each) and 0 < each.line - event.line <= RETOLD for each in view.events("torch_oom"))
 
 
 def _beside(case: Case, cause: Cause) -> Cause:
@@ -297,21 +305,6 @@ def _some_seats(run: Run) -> int:
     return max(1, int(seats) // 4) if seats is not None and seats <= SEATS else SEATS
 
 
-def weights(case: Case) -> Cause:
-    """Explain weights that do not fit."""
-    run = case.run
-    return case.found(
-        "weights_oom",
-        f"The weights do not fit on {case.where}: {case.asked} could not be had while they were loaded.",
-        0.85,
-        [
-            moves.more_cards(run, "spread the weights over more GPUs"),
-            advise("or load a quantised checkpoint (8 or 4 bits)", "--quantization"),
-        ],
-        ruled_out("the size of the KV pool: it does not exist yet while weights are loaded", case.event),
-    )
-
-
 def unnamed(case: Case) -> Cause:
     """Name an error whose step the files do not tell."""
     why, alike = "in a step that the files do not show", " Weights, profile, graphs and a long prompt look alike here."
@@ -378,7 +371,7 @@ _JUDGES: dict[str, Callable[[Case], Cause]] = {
     "graphs": graphs,
     "logits": activation,
     "profile": profile,
-    "load": weights,
+    "load": weights.no_room,
     "serve": activation,
     "warmup": graphs,
     "pool": unnamed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,10 @@ KILLED = 137
 """128 + SIGKILL: what a shell, Docker and Kubernetes report of a process that was killed."""
 _HOST = ("Out of memory", "System OOM")
 """What the kernel and the kubelet call it when a whole host has no memory left."""
+# The gauge of kube-state-metrics, with its labels in any order.
+_LAST_REASON = re.compile(
+    r"^\s*kube_pod_(?:init_)?container_status_last_terminated_reason\{(?=(?:[^}]*,)?container=\"(?P<container>[^\"]*)\")?"
+)
 _LIMIT = re.compile(r"^(\d+(?:\.\d+)?) ?([KMGT]i?B?|[kmg]?)$")
 
 
@@ -111,7 +116,8 @@ def _ray(view: View) -> Iterator[Cause]:
 
 def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
     event = events[0]
-    name, other = event.field("container"), is_other(event)
+    told = _LAST_REASON.search(event.text)
+    name, other = event.field("container") or (told["container"] if told is not None else ""), is_other(event)
     waits, ends = event.field("init") == "waits", moments.ends(view)
     loading = [] if other else _loading(view)
     limits = [
@@ -128,6 +134,11 @@ def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
     else:
         cause += " and was killed (137)"
     cause += " while the weights were loaded." if loading else "."
+    if told is not None:
+        cause = (
+            f"The last end of the container{' ' + name if name else ''} was a kill at its memory limit. When that was, "
+            "the gauge does not say: it keeps its value until the container ends again."
+        )
     cause += cgroup.innocent(view, event) + filled
     if waits:
         cause += " It is an init container: the engine's container is not started before it has done its work."
@@ -146,7 +157,13 @@ def _container(view: View, events: tuple[LogEvent, ...]) -> Cause:
             tuple(_more_room(view, event, limit)),
         ),
         event.time,
-        severity=None if waits else "info" if other else moments.milder(event, ends),
+        severity=None
+        if waits
+        else "info"
+        if other
+        else "warning"
+        if told is not None and not ends
+        else moments.milder(event, ends),
         apart=other or moments.related(event, ends) is False,
     )
 
@@ -190,7 +207,7 @@ def _more_room(view: View, kill: LogEvent, limit: str) -> Iterator[Advice]:
         "docker run --memory" if docker else "resources.limits.memory",
         limit or None,
         # Where the victim held next to nothing, what is needed is what the others hold: not known here.
-        None if alien or filled else _doubled(limit),
+        None if alien or filled else _doubled(limit) if limit else _above_held(view, kill),
     )
     if alien:
         yield advise(
@@ -210,6 +227,18 @@ def _enforced(view: View, kill: LogEvent) -> str:
     """Return the limit that the kernel printed shortly before it killed, as Kubernetes and systemd write it."""
     limit = cgroup.limit_of(view, kill)
     return f"{limit / GIB:.4g}Gi" if limit else ""
+
+
+def _above_held(view: View, kill: LogEvent) -> str | None:
+    """Return twice what the victim held, where it is the one process of an engine that holds much: the limit was more.
+
+    Of several workers in a container one is killed, and what the others held is not known.
+    """
+    held = cgroup.held_by(kill)
+    alone = kill.field("name").startswith("VLLM::EngineCor") and (view.last.told_tp or 1) == 1
+    if held is None or held < GIB or not alone:
+        return None
+    return f"{math.ceil(2 * held / GIB)}{'g' if kill.field('runtime') == 'docker' else 'Gi'}"
 
 
 def _doubled(limit: str) -> str | None:

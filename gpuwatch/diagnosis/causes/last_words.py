@@ -7,7 +7,7 @@ import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes import moments, requests
+from gpuwatch.diagnosis.causes import blamed, moments, requests
 from gpuwatch.diagnosis.causes.view import FRAMES_BEFORE, group
 from gpuwatch.diagnosis.finding import NotEnough
 from gpuwatch.units import MIB
@@ -74,6 +74,22 @@ _HINTS = (
             "say (UCX_LOG_LEVEL=info; UCX_NET_DEVICES names the card, UCX_TLS the transports)"
         ),
     ),
+    (
+        r"TP rank \d+ could finish the model loading, but there are other ranks",
+        (
+            "this rank had loaded; the reason is in the log lines of the other ranks (an error, a kill: dmesg of their "
+            "node), or their weights come slower (another disk or node, a cold page cache: load from a local disk). "
+            "The wait is fixed in SGLang (300 s, later 480 s): --dist-timeout does not lengthen it"
+        ),
+    ),
+    (
+        r"CUBLAS_STATUS_(?:INTERNAL_ERROR|NOT_INITIALIZED) when calling `cublasCreate",
+        (
+            "cuBLAS could not make its handle: mostly no memory is left on the card for it and its workspace "
+            "(nvidia-smi at that moment; leave it more: a lower --gpu-memory-utilization or --mem-fraction-static), "
+            "else an earlier error of a kernel or a driver that does not fit the CUDA libraries"
+        ),
+    ),
     (r"dispatch head_dim", "the attention backend has no kernel for this size of a head: choose another one"),
     (
         r"nvcc",
@@ -124,6 +140,7 @@ _HINTS = (
 def words(event: LogEvent) -> str:
     """Return an error in its own words, where it stands, and what these words say."""
     said = ": ".join(filter(None, (group(event, "type", "type2", "type3", "type4"), _said(event))))
+    said += f", raised at: {event.field('above')}" if event.field("above") else ""
     hint = _workspace(said) or next((hint for regex, hint in _HINTS if re.search(regex, said or event.text)), "")
     return f"{said or event.text} [{PurePath(event.source).name}:{event.line}]" + (f"; {hint}" if hint else "")
 
@@ -202,7 +219,9 @@ def unexplained(view: View) -> Iterator[NotEnough]:
     last = [raised] if raised is not None else list(_last(view))
     for error in last:
         event = _cause_above(view, error)
+        missed = blamed.others(view, error)
         said = words(event) + _shared_buffers(view, error) + _transport(view, error)
+        said += f"; {missed}" if missed else ""
         known = "; " in said.partition("]")[2]
         yield NotEnough(
             "worker_died",
@@ -211,7 +230,11 @@ def unexplained(view: View) -> Iterator[NotEnough]:
     if ended and not last:
         yield NotEnough(
             "worker_died",
-            "why the engine ended: the lines above this one, or dmesg, kubectl describe and nvidia-smi of that moment",
+            "why the engine ended: "
+            + (
+                blamed.others(view, ended[0])
+                or "the lines above this one, or dmesg, kubectl describe and nvidia-smi of that moment"
+            ),
         )
 
 

@@ -221,6 +221,16 @@ def fewer_seats(run: Run, proposed: int, why: str, current: float | None = None)
     return [advise(why, seats_flag(run), None if current is None else int(current), proposed)]
 
 
+def fitting_seats(run: Run, holds: float | None) -> list[Advice]:
+    """Return the advice to admit no more requests than the pool holds: `holds`, or what the engine said it does."""
+    fits = holds if holds is not None else run.number("max_concurrency")
+    if fits is not None and fits >= 1:
+        number = max(1, int(fits))
+        return fewer_seats(run, number, f"admit only what fits: about {count(number)} requests at a time")
+    current = run.number("max_num_seqs")
+    return [advise("admit fewer requests at a time", seats_flag(run), current and int(current))]
+
+
 def fewer_images(run: Run, why: str) -> list[Advice]:
     """Return the advice to accept fewer images and videos in one prompt; SGLang has no flag that all versions share."""
     if run.sglang:

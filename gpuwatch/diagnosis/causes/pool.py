@@ -6,9 +6,9 @@ import statistics
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes import moves
-from gpuwatch.diagnosis.causes.course import FULL, PRESSED, Course, Pages, Point, courses, ends
-from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, number, ruled_out
+from gpuwatch.diagnosis.causes import moves, preempted
+from gpuwatch.diagnosis.causes.course import PRESSED, Course, Pages, Point, courses, ends
+from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, count, logged
 from gpuwatch.diagnosis.finding import NotEnough
 
@@ -17,22 +17,17 @@ if TYPE_CHECKING:
 
     from gpuwatch.diagnosis.causes.view import Run, View
     from gpuwatch.diagnosis.finding import Advice
-    from gpuwatch.model import LogEvent
 
 NEARLY_FULL = 0.95
-PER_LINE = 50
-SLOWEST_MS = 40_000
-"""A preemption every 40 s is the slowest pace that is a storm: the alert wants two in a minute."""
-NEAR_MS = 300_000
 SHARE = 0.1
 """Preemptions below this share of the finished requests cost little."""
 
 
 def storms(view: View) -> Iterator[Cause | NotEnough]:
     """Judge requests that lose their KV cache: as the log says it, as the statistics show it, as the pages count it."""
-    said = view.events("preempted_v0", "swap_abort_v0")
+    said = view.events(*preempted.NAMES)
     if said:
-        yield _said(view, said) if _many(view, said) else _once(view, said[0])
+        yield preempted.judge(view, said)
         return
     for course in courses(view):
         if course.sglang:
@@ -42,88 +37,6 @@ def storms(view: View) -> Iterator[Cause | NotEnough]:
             yield _seen(course, found)
             return
     yield from _counted(view)
-
-
-def _many(view: View, said: tuple[LogEvent, ...]) -> bool:
-    """Whether preemptions are a storm: vLLM V0 prints the first and every 50th of a run.
-
-    One line is up to 50 preemptions: a storm where requests are out of a pool that is full. Between two lines are 50;
-    without a time they count as near each other.
-    """
-    if any(event.event == "swap_abort_v0" for event in said):
-        return True
-    for event in said:
-        total = number(event, "n")
-        before = [other for other in said if other.source == event.source and other.line < event.line]
-        near = not before or not event.time or (event.time - before[-1].time) / PER_LINE <= SLOWEST_MS
-        if total is None or (total > 1 and near):
-            return True
-    run = view.run_of(said[0])
-    return any(
-        point.swapped or ((point.waiting or 0) > 0 and (point.pool or 0) >= PRESSED)
-        for course in courses(view)
-        if course.run == run
-        for point in course.points
-        if not said[0].time or not point.event.time or abs(point.event.time - said[0].time) <= NEAR_MS
-    )
-
-
-def _once(view: View, event: LogEvent) -> Cause:
-    """Tell of a preemption that no storm came of: the pool was full for a moment."""
-    run = view.run_of(event)
-    return Cause(
-        "kv_pool_saturated",
-        Explanation(
-            "The KV pool was full for a moment: a sequence was thrown out and computed again. vLLM V0 prints the first "
-            "of a run and every 50th, and requests did not pile up: this is load, not a storm.",
-            0.7,
-            (logged(event),),
-            tuple(_fewer(run, None) + moves.more_pool(run)),
-        ),
-        event.time,
-        severity="info",
-    )
-
-
-def _said(view: View, said: tuple[LogEvent, ...]) -> Cause:
-    event = max(said, key=lambda each: number(each, "n") or 0)
-    run = view.run_of(event)
-    aborted = [each for each in said if each.event == "swap_abort_v0"]
-    swapped = aborted or [each for each in said if each.field("mode") == "SWAP"]
-    total = number(event, "n")
-    points = [
-        point for course in courses(view) for point in course.points if (point.pool or 0) >= FULL or point.swapped
-    ]
-    evidence = [*(logged(each) for each in (*aborted[:1], event)), *(logged(point.event) for point in points[:2])]
-    evidence = list(dict.fromkeys(evidence))
-    times = f"{count(total)} times so far" if total else "again and again"
-    advice: list[Advice] = []
-    if swapped:
-        cause = (
-            f"The KV pool is exhausted: groups of sequences are swapped to the host ({times}), and its swap pool "
-            "fills up."
-        )
-        if aborted:
-            cause = (
-                "The KV pool is exhausted, and so is vLLM's own swap pool on the host: groups with n > 1 are swapped "
-                "out, and the engine gave up."
-            )
-        evidence.append(
-            ruled_out(
-                "the operating system's memory and swap file: this is the pool of --swap-space, which vLLM sets aside",
-                event,
-            )
-        )
-        space = run.number("flag.swap-space")
-        advice.append(advise("send n > 1 as separate requests, which are recomputed instead of swapped"))
-        advice += _fewer(run, None)
-        advice.append(advise("or a larger swap pool (GiB per GPU)", "--swap-space", space or 4, int((space or 4) * 4)))
-    else:
-        cause = f"The KV pool is exhausted: sequences are thrown out of it and computed again, {times}."
-        advice += _fewer(run, None)
-    advice += moves.more_pool(run)
-    evidence.append(ruled_out("CUDA running out of memory: the pool was set aside at start and does not grow", event))
-    return Cause("kv_preemption_storm", Explanation(cause, 0.95, tuple(evidence), tuple(advice)), event.time)
 
 
 def _evictions(course: Course) -> list[tuple[Point, Point]]:
@@ -164,7 +77,7 @@ def _seen(course: Course, found: list[tuple[Point, Point]]) -> Cause:
         )
     )
     evidence.append(ruled_out("plain saturation: requests left the batch without having finished", after.event))
-    advice = _override(run) + _fewer(run, after.running) + moves.more_pool(run)
+    advice = _override(run) + moves.fitting_seats(run, after.running) + moves.more_pool(run)
     return Cause(
         "kv_preemption_storm",
         Explanation(
@@ -222,7 +135,7 @@ def _counted(view: View) -> Iterator[Cause | NotEnough]:
             "work is done again.",
             0.85 if rise or evicted >= 3 else 0.65,
             tuple(evidence),
-            tuple(_override(run) + _fewer(run, _running_now(pages)) + moves.more_pool(run)),
+            tuple(_override(run) + moves.fitting_seats(run, _running_now(pages)) + moves.more_pool(run)),
         ),
     )
 
@@ -256,20 +169,9 @@ def _override(run: Run) -> list[Advice]:
     return [advise(text, "--num-gpu-blocks-override", int(forced), int(profiled) if profiled else "(none)")]
 
 
-def _fewer(run: Run, holds: float | None) -> list[Advice]:
-    concurrency = run.number("max_concurrency")
-    fits = holds if holds is not None else concurrency
-    current = run.number("max_num_seqs")
-    if fits is not None and fits >= 1:
-        return moves.fewer_seats(
-            run, max(1, int(fits)), f"admit only what fits: about {count(int(fits))} requests at a time"
-        )
-    return [advise("admit fewer requests at a time", moves.seats_flag(run), current and int(current))]
-
-
 def saturation(view: View) -> Iterator[Cause]:
     """Tell of a pool of vLLM that is full or will be, without anybody losing a cache."""
-    if view.events("preempted_v0", "swap_abort_v0"):
+    if view.events(*preempted.NAMES):
         return
     for course in courses(view):
         if not course.points or course.sglang or _evictions(course):
@@ -317,7 +219,7 @@ def _will_be_full(course: Course, busy: list[Point], last: Point) -> Cause | Non
             f"are open need {demand:.1f} times what it has. About {fits} fit: admitted beyond that, they are thrown "
             "out and computed again."
         )
-        advice = _fewer(course.run, fits)
+        advice = moves.fitting_seats(course.run, fits)
     elif (last.pool or 0) >= NEARLY_FULL and grown > 0 and (last.prompt or 0) == 0 and last.running >= first.running:
         left = 1 - (last.pool or 0)
         soon = f" in about {left / grown * seconds:.0f} s" if seconds else ""
@@ -326,7 +228,7 @@ def _will_be_full(course: Course, busy: list[Point], last: Point) -> Cause | Non
             f"ones coming: it is exhausted{soon}, and then vLLM V1 throws one out and computes it again, without a "
             "line in the log."
         )
-        advice = _fewer(course.run, max(1, last.running - 1))
+        advice = moves.fitting_seats(course.run, max(1, last.running - 1))
     else:
         return None
     return Cause(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.bounds import CONSERVATIVE, SMALLEST_CHUNK
@@ -11,6 +12,7 @@ from gpuwatch.diagnosis.causes import moves
 from gpuwatch.diagnosis.causes.course import FULL, PRESSED, Course, Point, courses, ends
 from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, count, logged
+from gpuwatch.diagnosis.finding import NotEnough
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,12 +40,19 @@ ENOUGH = 2
 """One victim is how the scheduler finds its limit."""
 
 
-def leaks(view: View) -> Iterator[Cause]:
-    """Judge a self-check of SGLang that found pool entries missing and ended the scheduler."""
-    for event in view.events("sglang_leak"):
+def leaks(view: View) -> Iterator[Cause | NotEnough]:
+    """Judge a self-check of SGLang that found pool entries missing: an error ends the scheduler, a warning does not."""
+    last = [event for event in view.events("sglang_leak") if not _served_on(view, event)]
+    raised = [event for event in last if not _only_warned(event)]
+    if last and not raised:
+        yield NotEnough(
+            "sglang_kv_alloc_failure",
+            "whether entries of the KV pool are lost for good: SGLang's own check warned of a leak, and a warning ends "
+            f"nothing [{PurePath(last[0].source).name}:{last[0].line}]; the token usage of the idle server, twice with "
+            "hours between, would tell. Newer versions of SGLang raise it as an error",
+        )
+    for event in raised:
         run = view.run_of(event)
-        if any(run.holds(each) and each.line > event.line for each in view.events("stats")):
-            continue
         dead = [each for each in view.events("engine_dead", "worker_dead") if run.holds(each)]
         pool = event.field("pool").strip() or "the KV pool"
         yield Cause(
@@ -65,6 +74,16 @@ def leaks(view: View) -> Iterator[Cause]:
             event.time,
         )
         return
+
+
+def _served_on(view: View, event: LogEvent) -> bool:
+    run = view.run_of(event)
+    return any(run.holds(each) and each.line > event.line for each in view.events("stats"))
+
+
+def _only_warned(event: LogEvent) -> bool:
+    """Whether a leak is told by Python's ``warnings.warn``; the words of SGLang before 0.4.5 are always told so."""
+    return "Error: " not in event.text and ("UserWarning: " in event.text or "KV cache pool leak" in event.text)
 
 
 def retractions(view: View) -> Iterator[Cause]:
@@ -106,6 +125,8 @@ def retractions(view: View) -> Iterator[Cause]:
             )
             return
     for event in view.events("sglang_oom"):
+        if event.field("alone"):
+            continue
         yield _request_slots(view, event) if event.field("slots") else _page_allocation(view, event)
         return
 

@@ -64,7 +64,7 @@ class FileBook:
                 match = match_with(hit.pattern, prefix.message) or classify(prefix.message)
                 if match is not None and match.pattern.kind != "ignore":
                     time = self._time(prefix.time or hit.time)
-                    self._take(match, prefix, hit.number, time, text)
+                    self._take(match, prefix, hit, time, text)
         self._end_run()
 
     def tell(self, key: str, value: Value, line: int, time: int = 0) -> None:
@@ -76,8 +76,8 @@ class FileBook:
         shown = limit(redact(value), _LONG) if isinstance(value, str) else value
         self.facts.append(Fact(key, shown, self._path, line or None, time or None))
 
-    def _take(self, match: Match, prefix: Prefix, line: int, time: int, text: str) -> None:
-        pattern = match.pattern
+    def _take(self, match: Match, prefix: Prefix, hit: Hit, time: int, text: str) -> None:
+        pattern, line = match.pattern, hit.number
         if pattern.starts and set(self._run) - _OPENING:
             self._end_run()
             self._run.clear()
@@ -96,6 +96,8 @@ class FileBook:
             fields += (("pattern", pattern.name),)
         if prefix.proc or prefix.ranks:
             fields += (("process", prefix.proc or "_".join(prefix.ranks)),)
+        if hit.above:
+            fields += (("above", limit(redact(hit.above), _TEXT)),)
         if prefix.repeat:
             fields += (("repeat", str(prefix.repeat)),)
         if text.startswith('{"'):

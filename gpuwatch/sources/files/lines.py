@@ -29,13 +29,15 @@ OVERLAP = 256
 class Hit:
     """A line to read, and the pattern that it is likely to match.
 
-    `time` is the time text of the nearest line above that has one, where this one has none.
+    `time` is the time text of the nearest line above that has one, where this one has none. `above` is the statement
+    that raised an exception without a text.
     """
 
     number: int
     data: bytes
     pattern: Pattern
     time: str = ""
+    above: str = ""
 
 
 def recognise(line: bytes, likely: Pattern | None = None) -> Match | None:

@@ -81,6 +81,8 @@ _SCRIPT = re.compile(
     rb'^Traceback \(most recent call last\):\n  File "(?!<)[^"\n]*", line \d+, in <module>', re.MULTILINE
 )
 _ENGINE_WORD = re.compile(rb"vllm|sglang", re.IGNORECASE)
+_SAMPLE = re.compile(rb"#|[a-zA-Z_:][\w:]*(?:\{[^\n]*\})?\s+[-+]?(?:\d[\d.eE+-]*|NaN|Inf)(?:\s+\d{10,13})?\s*$")
+_PAGE_LINES = 200
 _KERNEL_LINE = re.compile(
     rb"^(?:\[ *\d+\.\d{6}\] |.{0,60} kernel: |<\d>\[ *\d+\.\d+\]"
     rb"|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] (?!\[))",
@@ -89,6 +91,7 @@ _KERNEL_LINE = re.compile(
 _KUBERNETES = re.compile(
     rb"^(?:Namespace: |Containers:$|Events:|QoS Class: |(?:NAMESPACE +)?(?:LAST SEEN +TYPE |NAME +READY +STATUS )"
     rb"|apiVersion: |\$ kubectl | *\"apiVersion\": \"v1\"| *\"kind\": \"(?:Pod|List|Event|Deployment|StatefulSet)\""
+    rb"|\{\"(?:apiVersion\": ?\"v1|kind\": ?\"Event)\""
     rb"|kind: (?:Pod|Deployment|StatefulSet)| +Last State: |.*\bkubectl (?:top|get|describe|logs)\b)",
     re.MULTILINE,
 )
@@ -288,6 +291,12 @@ def _parts(text: Text, rest: _Rest) -> Found:
     return found
 
 
+def _is_page(head: bytes) -> bool:
+    """Whether a text is nothing but samples in the format of Prometheus, of whatever program."""
+    lines = [line for line in head.split(b"\n", _PAGE_LINES)[:_PAGE_LINES] if line.strip()]
+    return not all(line.startswith(b"#") for line in lines) and all(_SAMPLE.match(line) for line in lines)
+
+
 def _kind(head: bytes, groups: Mapping[str, Group], book: FileBook, found: Found) -> tuple[str, str]:
     """Return what a file is as a whole, and which engine it is of."""
     engine = book.engine
@@ -305,7 +314,7 @@ def _kind(head: bytes, groups: Mapping[str, Group], book: FileBook, found: Found
     kernel = kernel or (bool(groups) and set(groups) <= _KERNEL_PATTERNS and not kubernetes)
     choices = (
         ("engine_log", vllm or sglang or (bool(own) and "metrics" not in found.kinds)),
-        ("metrics", "metrics" in found.kinds),
+        ("metrics", "metrics" in found.kinds or _is_page(head)),
         ("nvidia_smi", "nvidia_smi" in found.kinds),
         ("dmesg", kernel),
         ("kubernetes", kubernetes),

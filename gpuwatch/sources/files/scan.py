@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from gpuwatch.engines.log_prefixes import strip_prefix
 from gpuwatch.engines.log_text import clean, leaves_open
 from gpuwatch.engines.logs import numeric_literals
-from gpuwatch.sources.files import wrapped
+from gpuwatch.engines.stack_log import RAISED
+from gpuwatch.sources.files import raising, wrapped
 from gpuwatch.sources.files.lines import BEFORE, LINE, OVERLAP, PIECE, Hit, parts_of, recognise, window
 from gpuwatch.sources.files.shapes import Shapes
 
@@ -53,6 +54,7 @@ _FIGURES = {
 }
 _HEAD = re.compile(
     rb"^(?:>+ ?)?\s{0,8}(?:\([\w.: =-]{1,80}\) )*(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[?\d{4}-\d\d-\d\d[ T]"
+    rb"|\[\d\d-\d\d \d\d:\d\d:\d\d\] "
     rb"|\[\d\d:\d\d:\d\d|\[[A-Z]{2,8}\d|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d"
     rb"|[A-Z][a-z]{2} \d{1,2}, \d{4} @|\{\"|[\w.-]+-\d+ +\| |\[pod/|\[ *\d+\.\d{6}\])"
 )
@@ -296,15 +298,17 @@ class Scanner:
     def _hit(self, at: int, line: bytes, pattern: Pattern) -> Hit | None:
         """Return the line with the time that holds for it; None where it is part of a request's text."""
         number = self._block.start + at + 1
+        silent = pattern.event == RAISED and line.rstrip().endswith(raising.SILENT)
+        above = raising.raised_at(self._block.lines, at) if silent else ""
         if _HEAD.match(line) is not None:
-            return Hit(number, line, pattern)
+            return Hit(number, line, pattern, above=above)
         head = self._head_above(at)
         if head is None:
-            return Hit(number, line, pattern)
+            return Hit(number, line, pattern, above=above)
         if self._in_body(head, at):
             return None
         prefix = strip_prefix(parts_of(self._block.lines[head][:BEFORE])[-1])
-        return Hit(number, line, pattern, prefix.time)
+        return Hit(number, line, pattern, prefix.time, above)
 
     def _head_above(self, at: int) -> int | None:
         lines = self._block.lines

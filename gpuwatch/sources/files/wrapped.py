@@ -44,12 +44,20 @@ def broken(text: bytes) -> set[int]:
             continue
         head, tail = line.rstrip(b"\r")[-_LITERAL:], below[:_LITERAL]
         seam = len(head)
-        hit = search(head + tail)
-        while hit is not None and hit.end() <= seam:
-            hit = search(head + tail, hit.start() + 1)
-        if hit is not None and hit.start() < seam:
-            found.add(at)
+        for both in _both(head, tail):
+            hit = search(both)
+            while hit is not None and hit.end() <= seam:
+                hit = search(both, hit.start() + 1)
+            if hit is not None and hit.start() < seam:
+                found.add(at)
     return found
+
+
+def _both(text: bytes, piece: bytes) -> tuple[bytes, ...]:
+    """Return a text and its next part put together, as it was broken at a width, and at a blank that went with it."""
+    if text[-1:].isspace() or piece[:1].isspace():
+        return (text + piece,)
+    return (text + piece, text + b" " + piece)
 
 
 def part(line: bytes) -> bytes:
@@ -67,18 +75,22 @@ def joined(line: bytes, below: Sequence[bytes], found: Match | None) -> tuple[by
     """
     if not _NARROWEST <= len(line) <= _WIDEST or not below or line.startswith(b"{"):
         return line, found
-    best, text = (line, found), line.rstrip(b"\r\n")
+    best, texts = (line, found), [line.rstrip(b"\r\n")]
     for more in below:
         piece = more.rstrip(b"\r\n")
+        text = texts[0]
         if len(text) > LINE or not _goes_on(piece) or (_COMPLETE.search(text) and _RAISES.match(piece)):
             break
         if _begins_alike(line, piece):
             break
-        at = len(strip_prefix(parts_of(text)[-1]).message)
-        text += piece
-        match = recognise(text)
-        if match is not None and _says_more(match, best[1]) and _crosses(match, text, at):
-            best = (text, match)
+        before = texts if len(texts) > 1 else texts * 2
+        # All parts as they are, and all with the blanks that a page leaves out where it breaks a line.
+        texts = list(dict.fromkeys((before[0] + piece, _both(before[1], piece)[-1])))
+        for text, shorter in zip(texts, before, strict=False):
+            at = len(strip_prefix(parts_of(shorter)[-1]).message)
+            match = recognise(text)
+            if match is not None and _says_more(match, best[1]) and _crosses(match, text, at):
+                best = (text, match)
     return best
 
 

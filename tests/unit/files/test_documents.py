@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.sources.files.documents import kind_of
+from gpuwatch.sources.files.read import read_file
 from tests.unit.diagnosis.incidents import Verdict
 
 ROOT = Path(__file__).parents[3]
@@ -74,3 +75,20 @@ def test_what_a_command_looks_for_was_not_found(tmp_path, command):
 def test_a_reason_of_kube_state_metrics_holds_where_its_value_is_one(tmp_path, value, ids):
     line = f'kube_pod_container_status_last_terminated_reason{{container="a",reason="OOMKilled"}} {value}\n'
     assert Verdict(tmp_path, {"page.txt": line}).ids == ids
+
+
+def test_a_gauge_that_keeps_the_last_reason_for_ever_is_a_warning_without_a_time(tmp_path):
+    line = 'kube_pod_container_status_last_terminated_reason{pod="p",reason="OOMKilled",container="engine"} 1\n'
+    page = "# TYPE kube_pod_container_status_last_terminated_reason gauge\n" + line
+    finding = Verdict(tmp_path, {"page.txt": page})["k8s_oomkilled"]
+    assert finding.severity == "warning"
+    assert finding.cause.startswith("The last end of the container engine was a kill at its memory limit.")
+    assert read_file(str(tmp_path / "page.txt"), 1_780_000_000_000).kind == "metrics"
+
+
+def test_comments_and_lines_that_only_look_like_samples_are_no_page(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("# Reason: OOMKilled\n# nothing else\n")
+    assert read_file(str(path), 1_780_000_000_000).kind != "metrics"
+    path.write_text('up{job="a"} 1\nReason: OOMKilled\n')
+    assert read_file(str(path), 1_780_000_000_000).kind != "metrics"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 
 import pytest
 
@@ -40,6 +41,27 @@ def test_a_line_that_was_broken_at_any_width_is_read_as_a_whole(tmp_path, width)
 @pytest.mark.parametrize("width", range(101, 140, 6))
 def test_a_literal_that_was_broken_itself_is_found(tmp_path, width):
     assert "free_memory_below_budget" in {each.event for each in events(tmp_path, broken(FREE, width) + "\n")}
+
+
+TOO_LONG = (
+    "ValueError: The model's max seq len (16384) is larger than the maximum number of tokens that can be stored in KV "
+    "cache (9216). Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine."
+)
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 94, 110])
+def test_a_line_that_a_page_broke_at_its_blanks_is_read_as_a_whole(tmp_path, width):
+    # The blank at which a line of prose is broken is not copied with it.
+    text = "\n".join(textwrap.wrap(TOO_LONG, width))
+    found = [each for each in events(tmp_path, f"one\n{text}\n{NEXT}\n") if each.event != "exception"]
+    assert [(each.event, each.line, each.field("cap")) for each in found] == [("max_model_len_exceeds_kv", 2, "9216")]
+
+
+@pytest.mark.parametrize("width", [70, 77, 82])
+def test_a_literal_that_was_broken_at_a_blank_is_found(tmp_path, width):
+    # "Free memory on device" are the characters 64 to 84.
+    text = "\n".join(textwrap.wrap(FREE, width, break_on_hyphens=False))
+    assert "free_memory_below_budget" in {each.event for each in events(tmp_path, text + "\n")}
 
 
 def test_figures_behind_the_break_are_those_of_the_line(tmp_path):

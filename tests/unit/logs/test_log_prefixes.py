@@ -28,6 +28,8 @@ from gpuwatch.engines.log_prefixes import strip_prefix, time_of
         ("(APIServer pid=30233) INFO 11-29 15:43:50 [api_utils.py:347]", "INFO", "APIServer", (), ""),
         ("(APIServer pid=11869) ValueError: naked", "", "APIServer", (), "ValueError: naked"),
         ("(APIServer pid=9) INFO:     127.0.0.1:1 - GET", "INFO", "APIServer", (), "127.0.0.1:1 - GET"),
+        ("[03-04 08:05:09] Exit code: -9", "", "", (), "Exit code: -9"),
+        ("[03-04 08:05:09 TP1] Load weight begin", "", "", ("TP1",), "Load weight begin"),
         ("INFO 10-13 09:06:25 [v1/executor/multiproc_executor.py:558] Parent", "INFO", "", (), "Parent"),
         ("(RayWorkerWrapper pid=1463574, ip=192.0.2.2) INFO 03-27 10:29:01 [worker.py:267] m", "INFO", "RayWorkerWrapper", (), "m"),
         ("[2026-05-24 03:51:44 TP0] Decode batch", "", "", ("TP0",), "Decode batch"),
