@@ -6,7 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact
+from gpuwatch.diagnosis.causes.view import MOST_RANKS, Cause, advise, from_fact
 from gpuwatch.diagnosis.explanation import Explanation, count, logged, told
 from gpuwatch.diagnosis.finding import Evidence
 
@@ -22,8 +22,6 @@ MLA = re.compile(r"Deepseek(?:V[2-9]|ForCausalLMV[2-9])|Kimi|LongcatFlash|MLA", 
 _GROUPED = re.compile(r"DP(\d+)_TP(\d+)$")
 MISFIT = "A launch flag has a value that this model cannot take"
 """What the finding says where the flag is known, and the model has no use for its value."""
-MOST_RANKS = 1024
-"""No group of ranks is larger."""
 MORE = 1.5
 """A layout that holds so many times the requests of another one on the same cards is a clear gain."""
 
@@ -35,7 +33,7 @@ def indivisible(
 
     `foreseen` says that the engine was not seen to refuse them.
     """
-    fitting = [each for each in range(1, min(heads, max(ranks, 1)) + 1) if heads % each == 0]
+    fitting = [each for each in range(1, min(heads, max(ranks, 1), MOST_RANKS) + 1) if heads % each == 0]
     fits = math.gcd(heads, ranks)
     what = "will not start" if foreseen else "did not start"
     return Cause(
@@ -193,9 +191,9 @@ def kv_heads(view: View) -> Iterator[Cause]:
 
 def attention_groups(run: Run) -> int:
     """Return the groups of ranks with requests of their own among the tensor-parallel ranks: SGLang's DP attention."""
-    groups = int(run.number("flag.attn-dp-size") or 0)
+    groups = run.counted("flag.attn-dp-size") or 0
     if run.sglang and not groups and (among := _among_ranks(run)):
-        groups = int(run.number("dp") or among)
+        groups = run.counted("dp") or among
     return groups if groups > 0 and run.tp % groups == 0 else 1
 
 
@@ -205,7 +203,7 @@ def _among_ranks(run: Run) -> int:
     Replicas beside each other count their ranks from 0 each; groups among the ranks of one have each rank once.
     """
     if run.yes("flag.enable-dp-attention"):
-        return int(run.number("dp") or 1)
+        return run.counted("dp") or 1
     pairs = {(int(found[1]), int(found[2])) for fact in run.facts if (found := _GROUPED.search(fact.key)) is not None}
     groups, ranks = ({pair[at] for pair in pairs} for at in (0, 1))
     return max(groups) + 1 if len(groups) > 1 and len(ranks) == len(pairs) else 0
@@ -216,11 +214,12 @@ def _fewer_ranks(run: Run, copies: int, heads: int) -> list[Advice]:
 
     SGLang counts them within TP, which they have to divide.
     """
-    replicas = int(run.number("dp") or 1)
+    replicas = run.counted("dp") or 1
     if run.sglang:
         among = _among_ranks(run) > 0
         cards = run.tp if among else run.tp * replicas
-        groups = next(each for each in range(1, cards + 1) if cards % each == 0 and cards // each <= heads)
+        few = range(1, min(cards, MOST_RANKS) + 1)
+        groups = next((each for each in few if cards % each == 0 and cards // each <= heads), cards)
         why = "run attention data-parallel on the same cards, which --tp-size still counts, with --enable-dp-attention"
         more = [] if cards == run.tp else [advise("and count all cards", "--tp-size", run.tp, cards)]
         return [advise(why, "--dp-size", replicas, groups), *more]

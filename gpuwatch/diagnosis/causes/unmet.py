@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.unready import LACKS, no_cuda
-from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
+from gpuwatch.diagnosis.causes.view import MOST_RANKS, Cause, advise, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, count, logged
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def _sizes(event: LogEvent, run: Run) -> tuple[str, list[Advice]]:
             f"{many} ranks cannot be shared evenly by {few} nodes.",
             [advise("as many ranks on each node", "--tp-size", many, less or more)],
         )
-    fits = next(each for each in range(min(few, many), 0, -1) if many % each == 0)
+    fits = next(each for each in range(min(few, many, MOST_RANKS), 0, -1) if many % each == 0)
     return (
         f"{many} tensor-parallel ranks cannot be divided by {flag} {few}.",
         [

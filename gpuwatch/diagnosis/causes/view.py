@@ -27,6 +27,8 @@ FRAMES_BEFORE = 400
 """Lines before an error in which the frames of its traceback are looked for; several ranks print theirs interleaved."""
 ABOVE = 3
 """Lines above the first line of a run that may hold its arguments."""
+MOST_RANKS = 65_536
+"""No engine runs on more GPUs; a larger number in a file is none of ranks."""
 _ASIDE = ("traceback_step", "exception", "stats")
 _TP = re.compile(r"[._]TP(\d+)")
 _RANKED = re.compile(r"\.((?:DP|PP|PCP|TP|DCP|EP)\d+(?:_\w+)?)$")
@@ -115,17 +117,22 @@ class Run:
         """The engine's version."""
         return parse_version(self.text("version"))
 
+    def counted(self, key: str) -> int | None:
+        """Return a fact that is a number of ranks; None where it says none, or more than there can be."""
+        told = self.number(key)
+        return int(told) if told is not None and 0 <= told <= MOST_RANKS else None
+
     @property
     def tp(self) -> int:
         """Tensor-parallel ranks, 1 where nothing says more."""
-        return int(self.number("tp") or 1)
+        return self.counted("tp") or 1
 
     @property
     def told_tp(self) -> int | None:
         """Tensor-parallel ranks that the run told, or that its lines are of; None where nothing says how many."""
-        told = self.number("tp")
+        told = self.counted("tp")
         if told is not None:
-            return int(told)
+            return told
         ranks = {int(found) for fact in self.facts for found in _TP.findall(fact.key)} | set(self.ranks_seen)
         return max(ranks) + 1 if ranks and max(ranks) > 0 else None
 
