@@ -36,7 +36,6 @@ _COUNTS = {
 _WORDS = frozenset({("max-model-len", "auto"), ("max-model-len", "-1")})
 """Values that newer versions of vLLM take for "what fits"."""
 _USUAL = "0.9"
-_PLAIN = re.compile(r"^[\w.,%+-]+$")
 _FIGURES = re.compile(r"^[+-]?\d[\d.,]*[%\w]?$")
 
 
@@ -62,10 +61,7 @@ def _flags(run: Run) -> dict[str, Fact]:
 
 def _stands_for_one(fact: Fact) -> bool:
     """Whether a value is a variable, a placeholder or a word of the sentence in which a command stands."""
-    value = fact.value
-    if not isinstance(value, str):
-        return False
-    return _PLAIN.match(value) is None if fact.source == "--flags" else _FIGURES.match(value) is None
+    return isinstance(fact.value, str) and _FIGURES.match(fact.value) is None
 
 
 def _number(fact: Fact) -> float | None:

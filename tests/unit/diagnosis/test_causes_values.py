@@ -15,7 +15,7 @@ def told(folder, flags, files=None):
     ("flags", "flag", "move"),
     [
         ("vllm serve m --gpu-memory-utilization 85", "gpu-memory-utilization", ("85", "0.85")),
-        ("vllm serve m --gpu-memory-utilization half", "gpu-memory-utilization", ("half", "0.9")),
+        ("vllm serve m --gpu-memory-utilization 0.9x", "gpu-memory-utilization", ("0.9x", "0.9")),
         ("vllm serve m --gpu-memory-utilization 0", "gpu-memory-utilization", ("0", "0.9")),
         ("vllm serve m --tensor-parallel-size 0", "tensor-parallel-size", ("0", "1")),
         ("vllm serve m --max-model-len -7", "max-model-len", ("-7", "(leave it out)")),
@@ -39,6 +39,7 @@ def test_a_value_outside_of_what_a_flag_can_be_is_refused(tmp_path, flags, flag,
         "vllm serve m --gpu-memory-utilization 0.9 --max-model-len auto --tensor-parallel-size 2",
         "vllm serve m --max-model-len -1 --max-num-seqs 16",
         "vllm serve m --max-model-len 16k --block-size 16",
+        "--gpu-memory-utilization between 0.2 and 0.3, whichever starts",
         "python -m sglang.launch_server --model-path m --mem-fraction-static 0.8 --chunked-prefill-size -1",
     ],
 )
