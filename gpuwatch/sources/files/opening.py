@@ -246,7 +246,7 @@ def _zstd() -> Callable[[_Source], Any]:
         zstandard = importlib.import_module("zstandard")
     except ImportError:
         raise UnreadableError(
-            "is compressed with zstd, which this Python cannot read; pip install 'gpuwatch-llm[zstd]', or unpack it"
+            "is compressed with zstd, which this Python cannot read; pip install zstandard, or unpack it"
         ) from None
     return lambda source: zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
 
