@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from gpuwatch.cli import UsageError
 from gpuwatch.cli.plan_command import checked, read_launch
 from gpuwatch.cli.plan_repair import judged, own_model, replaced, started, too_long_asked
+from gpuwatch.engines.sizes import MOST_RANKS
 from gpuwatch.engines.version import parse_version, show_version
 from gpuwatch.ledger.beside import adapters_of, draft_of, exchanges_by_deepep, loads_towers, speculation
 from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.command import repaired
-from gpuwatch.ledger.command_values import KV_TYPES, KV_TYPES_SHOWN, LONGEST, MOST_RANKS
+from gpuwatch.ledger.command_values import KV_TYPES, KV_TYPES_SHOWN, LONGEST
 from gpuwatch.ledger.defaults import NEWEST, kv_type_followed, with_defaults
 from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.files import load

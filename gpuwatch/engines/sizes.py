@@ -9,6 +9,9 @@ import re
 
 from gpuwatch.units import GIB
 
+MOST_RANKS = 65_536
+"""No engine runs on more GPUs: a larger number in a file or a command is none of ranks."""
+
 _BYTES = {
     "b": 1,
     "bytes": 1,

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwatch.engines.flags import FLAGS, parse_flags
-from gpuwatch.engines.sizes import count_of
+from gpuwatch.engines.sizes import MOST_RANKS, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 LONGEST = 10**9
 """Tokens, sequences and blocks: nothing that is asked for is larger."""
-MOST_RANKS = 65_536
 KV_TYPES = re.compile(
     r"auto|bf16|bfloat16|fp16|float16|int8|int4|nvfp4|fp4|mxfp4|fp8\w*|nvfp4\w*|int[48]_per_token_head|fp4_e2m1|turboquant\w*|octave\w*|ultraquant_4bit|mxfp8|fp4_mx_block16"
 )

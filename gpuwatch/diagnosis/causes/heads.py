@@ -6,9 +6,10 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes.view import MOST_RANKS, Cause, advise, from_fact
+from gpuwatch.diagnosis.causes.view import Cause, advise, from_fact
 from gpuwatch.diagnosis.explanation import Explanation, count, logged, told
 from gpuwatch.diagnosis.finding import Evidence
+from gpuwatch.engines.sizes import MOST_RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -39,14 +39,12 @@ def judge(view: View, said: tuple[LogEvent, ...]) -> Cause:
 
 def _after(view: View, event: LogEvent) -> list[Point]:
     """Return the statistics of the run of an event that come after it."""
+    return [point for point in _of_run(view, event) if point.event.line > event.line]
+
+
+def _of_run(view: View, event: LogEvent) -> list[Point]:
     run = view.run_of(event)
-    return [
-        point
-        for course in courses(view)
-        if course.run == run
-        for point in course.points
-        if point.event.line > event.line
-    ]
+    return [point for course in courses(view) if course.run == run for point in course.points]
 
 
 def _is_calm(points: list[Point]) -> bool:
@@ -81,13 +79,7 @@ def _once(view: View, event: LogEvent, after: list[Point]) -> Cause:
     """Tell of a preemption that no storm is known to have come of: the pool was full for a moment."""
     run = view.run_of(event)
     done = "swapped out to the host" if event.field("mode") == "SWAP" else "thrown out and computed again"
-    before = [
-        point
-        for course in courses(view)
-        if course.run == run
-        for point in course.points
-        if point.event.line < event.line
-    ]
+    before = [point for point in _of_run(view, event) if point.event.line < event.line]
     queued = not after and bool(before) and bool(before[-1].waiting)
     shown = after[-1:] or before[-1:]
     ends = (
@@ -166,13 +158,7 @@ def _host_pool(view: View, event: LogEvent, evidence: list[Evidence], *, told: b
         )
     )
     advice = [advise("send n > 1 as separate requests, which are recomputed instead of swapped")]
-    used = [
-        percent
-        for course in courses(view)
-        if course.run == run
-        for point in course.points
-        if (percent := number(point.event, "cpukv")) is not None
-    ]
+    used = [percent for point in _of_run(view, event) if (percent := number(point.event, "cpukv")) is not None]
     if told or not used or max(used) >= SWAP_FILLED:
         space = run.number("flag.swap-space")
         advice.append(advise("or a larger swap pool (GiB per GPU)", "--swap-space", space or 4, int((space or 4) * 4)))

@@ -33,7 +33,8 @@ _OTHERWISE = (
     "flag.ep-size",
 )
 """Flags with which the weights of a card are others than those of the configuration over the ranks."""
-_MOST_RANKS = 64
+_MOST_PROPOSED = 64
+"""Ranks; more are not proposed."""
 
 
 def foreseen(view: View) -> Iterator[Cause]:
@@ -49,7 +50,7 @@ def foreseen(view: View) -> Iterator[Cause]:
     if not model.complete:
         return
     largest = max(cards, key=lambda card: card.value)
-    stages = max(1, int(run.number("pp") or 1))
+    stages = max(1, run.counted("pp") or 1)
     ranks = max(1, run.tp)
     each = _bytes(model, ranks, stages)
     if each * SURE > largest.value:
@@ -76,7 +77,7 @@ def _too_large(run: Run, model: Model, card: Sample, each: float, now: tuple[int
         else Evidence("the command has no number of ranks: one GPU holds the model")
     )
     fits = ranks * 2
-    while fits < _MOST_RANKS and _bytes(model, fits, stages) > ROOM * card.value:
+    while fits < _MOST_PROPOSED and _bytes(model, fits, stages) > ROOM * card.value:
         fits *= 2
     share = _bytes(model, fits, stages)
     flag = "--tp-size" if run.sglang else "--tensor-parallel-size"

@@ -7,8 +7,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.unready import LACKS, no_cuda
-from gpuwatch.diagnosis.causes.view import MOST_RANKS, Cause, advise, group, number, ruled_out
+from gpuwatch.diagnosis.causes.view import Cause, advise, group, number, ruled_out
 from gpuwatch.diagnosis.explanation import Explanation, count, logged
+from gpuwatch.engines.sizes import MOST_RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

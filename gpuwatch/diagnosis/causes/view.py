@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.diagnosis.context import STARTED
 from gpuwatch.diagnosis.explanation import Explanation, count, size, told
 from gpuwatch.diagnosis.finding import Advice, Evidence
-from gpuwatch.engines.sizes import bytes_of
+from gpuwatch.engines.sizes import MOST_RANKS, bytes_of
 from gpuwatch.engines.version import parse_version
 from gpuwatch.model import NAME
 
@@ -27,8 +27,6 @@ FRAMES_BEFORE = 400
 """Lines before an error in which the frames of its traceback are looked for; several ranks print theirs interleaved."""
 ABOVE = 3
 """Lines above the first line of a run that may hold its arguments."""
-MOST_RANKS = 65_536
-"""No engine runs on more GPUs; a larger number in a file is none of ranks."""
 _ASIDE = ("traceback_step", "exception", "stats")
 _TP = re.compile(r"[._]TP(\d+)")
 _RANKED = re.compile(r"\.((?:DP|PP|PCP|TP|DCP|EP)\d+(?:_\w+)?)$")

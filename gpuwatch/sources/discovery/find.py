@@ -105,17 +105,18 @@ class Discovery:
             if self._clock.monotonic() > deadline:
                 rows.append((_name(tree), "not looked at: no time was left"))
                 continue
-            if parse_flags(tree.engine, tree.arguments).get("headless") == "true":
+            flags = parse_flags(tree.engine, tree.arguments)
+            if flags.get("headless") == "true":
                 rows.append((_name(tree), "runs with --headless: it serves no API on this machine"))
                 continue
-            engine = _engine(tree, self._listening(tree))
+            engine = _engine(tree, flags, self._listening(tree, flags))
             rows += _engine_rows(tree, engine, engines.get(engine.server))
             engines.setdefault(engine.server, engine)
         self._sockets = {tree.root: self._sockets[tree.root] for tree in trees if tree.root in self._sockets}
         by_port = self._by_port({_port(engine.server) for engine in engines.values()}, deadline, rows)
         return Discovered((*engines.values(), *by_port), tuple(rows))
 
-    def _listening(self, tree: ServerTree) -> Sockets | None:
+    def _listening(self, tree: ServerTree, flags: dict[str, str]) -> Sockets | None:
         """Return where a server accepts connections. One that listens on its port does so until it ends.
 
         The kernel walks through the table of all connections for each reading, which takes 20 ms on a large machine.
@@ -123,7 +124,7 @@ class Discovery:
         if tree.root in self._sockets:
             return self._sockets[tree.root]
         sockets = listening(tree)
-        wanted = _wanted_port(tree.engine, parse_flags(tree.engine, tree.arguments))
+        wanted = _wanted_port(tree.engine, flags)
         if sockets and any(port == wanted for _, port in sockets):
             self._sockets[tree.root] = sockets
         return sockets
@@ -172,9 +173,9 @@ def engine_process(found: FoundEngine) -> EngineProcess | None:
     )
 
 
-def _engine(tree: ServerTree, sockets: Sockets | None) -> FoundEngine:
+def _engine(tree: ServerTree, flags: dict[str, str], sockets: Sockets | None) -> FoundEngine:
     """Describe one server from its command line, its sockets, its environment and its open files."""
-    flags = parse_flags(tree.engine, tree.arguments)
+    flags = dict(flags)
     # `vllm serve MODEL` takes the model as a bare word.
     if tree.engine == "vllm" and "model" not in flags and tree.arguments and not tree.arguments[0].startswith("-"):
         flags["model"] = tree.arguments[0]
