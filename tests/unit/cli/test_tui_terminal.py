@@ -128,7 +128,8 @@ def test_a_terminal_that_goes_away_ends_the_screen(terminal, alone):
 
 
 BEHIND = """
-import os, subprocess, sys
+import os, signal, subprocess, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the kernel's word on the terminal would be lost on it
 screen = subprocess.Popen([sys.executable, "-m", "gpuwatch", "tui", *sys.argv[1:]], preexec_fn=lambda: os.setpgid(0, 0))
 print("pid", screen.pid, "run", flush=True)
 screen.wait()
