@@ -81,8 +81,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser with every command."""
+def build_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Return the parser with the commands `names`; only their modules are loaded."""
     parser = _Parser(
         prog="gpuwatch",
         description="GPU telemetry and diagnostics for vLLM and SGLang: what happened, why, and what to change.",
@@ -91,7 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gpuwatch {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=parser.prog)
-    for name in COMMANDS:
+    for name in names:
         command = _load(name)
         sub = commands.add_parser(
             command.NAME,
@@ -128,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     _prepare_output()
-    args = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = build_parser(words[:1] if words and words[0] in COMMANDS else COMMANDS).parse_args(words)
     level = logging.INFO if args.verbose else logging.ERROR
     logging.basicConfig(level=level, format="gpuwatch: %(message)s", stream=sys.stderr)
     from gpuwatch.config import ConfigError  # noqa: PLC0415  # --help does not need it

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.cli import FINE, INTERRUPTED, UsageError, watching
 from gpuwatch.cli.signals import Signals
-from gpuwatch.footprint import stay_small
+from gpuwatch.footprint import release_code, stay_small
 
 if TYPE_CHECKING:
     import argparse
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     with Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         try:
             service.start()
+            release_code()
             return _until_ended(service, signals)
         finally:
             _end_in_time()
