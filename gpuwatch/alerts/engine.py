@@ -10,26 +10,24 @@ from gpuwatch.alerts.ownrules import OwnRules, own_rules
 from gpuwatch.alerts.placement import NOWHERE, Placement, placed
 from gpuwatch.alerts.presence import Presence
 from gpuwatch.alerts.rulefile import AlertRule, Rule, RuleSet
-from gpuwatch.alerts.rulestate import Rendered, RuleError, RuleState, RuleStates, Task
+from gpuwatch.alerts.rulestate import LONGEST_REST_MS, Rendered, RuleError, RuleState, RuleStates, Task
 from gpuwatch.alerts.state import Alert, Result, Saved, alert_labels, restored, step
 from gpuwatch.model import NAME, Labels
 from gpuwatch.promql import templates
-from gpuwatch.promql.analysis import comparisons
+from gpuwatch.promql.analysis import comparisons, reads
 from gpuwatch.promql.values import PromQLError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpuwatch.alerts.rulefile import RecordRule
     from gpuwatch.promql.values import Querier, Vector
+    from gpuwatch.store import Moved
 
 _ALERTS = "ALERTS"
 
 MOST_SERIES = 1000
 """The most alerts or recorded series of one rule where its group sets no limit of its own."""
-
-LONGEST_REST_MS = 10_000
-"""The longest time between two looks at a rule that has no alert."""
 
 RESTORE_WINDOW_MS = 5 * 60 * 1000
 """How long after the first tick a saved alert may still come back with its old start: rates need time to exist."""
@@ -83,7 +81,8 @@ class RuleEngine:
     ``statuses=False`` no rule states are worked out (rule tests do not look at them). The annotations of an alert
     that goes on are rendered anew every `refresh_ms` milliseconds; 0: at every tick, as Prometheus does. While a
     rule has no alert it is evaluated `looks` times in the time of its `for`, once in each part of the clock, whenever
-    the run began; 0: at every tick.
+    the run began; 0: at every tick. With `moved`, which tells when series of a name last changed, it also rests while
+    nothing that it reads changes.
     """
 
     def __init__(
@@ -98,16 +97,24 @@ class RuleEngine:
         statuses: bool = True,
         refresh_ms: int = 0,
         looks: int = 0,
+        moved: Callable[[str], Moved] | None = None,
     ) -> None:
         self.rules = rules
         self._own = own_rules(rules)
         self._refresh_ms = refresh_ms
         self._querier = querier
+        self._moved = moved
         self._sink = sink
         self._inhibit_rules = tuple(inhibit_rules)
         self._external = External(dict(external_labels or {}), external_url)
         self._tasks = [
-            Task(rule, f"rule:{index}:{rule.name}", group.limit or MOST_SERIES, _rest_of(rule, looks))
+            Task(
+                rule,
+                f"rule:{index}:{rule.name}",
+                group.limit or MOST_SERIES,
+                _rest_of(rule, looks),
+                reads=reads(rule.plan) if isinstance(rule, AlertRule) else None,
+            )
             for index, (group, rule) in enumerate((group, rule) for group in rules.groups for rule in group.rules)
         ]
         # Rules that share an expression share its answer for as long as nothing is written in between.
@@ -154,7 +161,7 @@ class RuleEngine:
             self._restore_until = time + RESTORE_WINDOW_MS
         errors: list[RuleError] = []
         for task in self._tasks:
-            if task.due(time):
+            if task.due(time, self._moved):
                 self._evaluate(task, time, errors)
         if self._write_late:
             for task in self._tasks:

@@ -11,10 +11,17 @@ from gpuwatch.alerts.presence import Missing, Presence, explain_missing
 from gpuwatch.alerts.rulefile import AlertRule, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gpuwatch.alerts.state import Alert
     from gpuwatch.model import Labels
+    from gpuwatch.promql.analysis import Reads
+    from gpuwatch.store import Moved
+
+LONGEST_REST_MS = 10_000
+"""The longest time between two looks at a rule that has no alert."""
+LATE_MS = 15_000
+"""How late a sample may be written, and how long after its first one a series has the samples that a rate needs."""
 
 Status: TypeAlias = Literal["ok", "pending", "firing", "not_evaluable", "error"]
 
@@ -64,7 +71,11 @@ class Rendered:
 
 @dataclass(slots=True)
 class Task:
-    """What the engine remembers of one rule between ticks. While it has no alert it rests for `rest` milliseconds."""
+    """What the engine remembers of one rule between ticks.
+
+    While it has no alert it rests for `rest` milliseconds, and for up to `LONGEST_REST_MS` while nothing that it
+    `reads` changes.
+    """
 
     rule: Rule
     target: str
@@ -76,17 +87,35 @@ class Task:
     failures: int = 0
     keys: tuple[Labels, ...] = ()
     source_labels: tuple[Labels, ...] = ()
+    reads: Reads | None = None
     part: int | None = None
+    looked: int | None = None
     state: RuleState | None = None
 
-    def due(self, time: int) -> bool:
-        """Whether the rule is to be evaluated at `time` (milliseconds)."""
-        if not self.rest:
-            return True
-        part = time // self.rest
-        if self.part == part and not (self.active or self.keys or self.error):
+    def due(self, time: int, moved: Callable[[str], Moved] | None = None) -> bool:
+        """Whether the rule is to be evaluated at `time` (milliseconds); `moved` tells when series last changed."""
+        quiet = not (self.active or self.keys or self.error)
+        if quiet and moved is not None and self.reads is not None and self._stands_still(time, self.reads, moved):
             return False
-        self.part = part
+        if self.rest:
+            part = time // self.rest
+            if quiet and self.part == part:
+                return False
+            self.part = part
+        self.looked = time
+        return True
+
+    def _stands_still(self, time: int, reads: Reads, moved: Callable[[str], Moved]) -> bool:
+        """Whether the last answer, which was none, still holds: all that it read had been the same for long."""
+        if self.looked is None or not 0 <= time - self.looked < LONGEST_REST_MS:
+            return False
+        settled = self.looked - LATE_MS
+        for name in reads.names:
+            changed, begun = moved(name)
+            if (changed is not None and changed >= settled - reads.reach) or (
+                begun is not None and begun >= settled - reads.begun
+            ):
+                return False
         return True
 
 

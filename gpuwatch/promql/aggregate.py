@@ -58,6 +58,8 @@ class AggregateOp(VectorOp):
         vector = self._inner.at(time)
         if not vector.labels:
             return EMPTY
+        if self.unchanged(vector):
+            return self._value
         groups = self._groups(vector.labels)
         return Vector(groups.labels, self._function(vector.values, groups))
 

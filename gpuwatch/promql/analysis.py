@@ -12,6 +12,8 @@ from gpuwatch.promql.nodes import (
     Node,
     Number,
     Selector,
+    Subquery,
+    Window,
     children,
     constant,
     kind,
@@ -23,6 +25,8 @@ from gpuwatch.promql.plan import Plan
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
+_OF_TIME = frozenset({"timestamp", "count_over_time", "sum_over_time"})
+"""Functions whose answers may differ while the values that they read do not."""
 _ABSENT = frozenset({"absent", "absent_over_time"})
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
 _MOST_ALTERNATIVES = 64
@@ -36,6 +40,46 @@ class Comparison:
     left: Plan
     op: str
     threshold: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What decides an answer: the values of the series called `names` in the last `reach` milliseconds.
+
+    A series that has one value from its beginning on decides as if it had always had it, `begun` milliseconds after
+    it began.
+    """
+
+    names: tuple[str, ...]
+    reach: int
+    begun: int
+
+
+def reads(plan: Plan) -> Reads | None:
+    """Return what the expression reads; None where its answer depends on more, or where a selector names no metric."""
+    names: dict[str, None] = {}
+    nodes = tuple(walk(plan.root))
+    for node in nodes:
+        if isinstance(node, (Selector, Subquery)) and node.at is not None:
+            return None
+        if isinstance(node, Call) and (node.name in _OF_TIME or (not node.args and node.name != "pi")):
+            return None  # without arguments it is time(), or a part of the calendar at this time
+        if isinstance(node, Selector):
+            if node.name is None:
+                return None
+            names[node.name] = None
+    # The steps of a subquery look back to the time before the series began.
+    windows = (Window, Subquery)
+    reach = _reach(plan.root, windows)
+    return Reads(tuple(names), reach, reach if any(isinstance(node, Subquery) for node in nodes) else _reach(plan.root))
+
+
+def _reach(node: Node, windows: tuple[type, ...] = ()) -> int:
+    """Return the longest way back through offsets and `windows`, in milliseconds."""
+    own = node.range if isinstance(node, (Window, Subquery)) and isinstance(node, windows) else 0
+    if isinstance(node, (Selector, Subquery)):
+        own += abs(node.offset)
+    return own + max((_reach(child, windows) for child in children(node)), default=0)
 
 
 def selectors(plan: Plan) -> tuple[Selector, ...]:

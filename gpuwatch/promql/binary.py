@@ -88,6 +88,8 @@ class NumberOp(VectorOp):
         if not vector.labels:
             return EMPTY
         number = self._scalar.at(time)
+        if self.unchanged(vector, number):
+            return self._value
         result = self._function(number, vector.values) if self._swapped else self._function(vector.values, number)
         if self._filters:
             return self._picker.vector(vector.labels, vector.values, result)
@@ -117,10 +119,15 @@ class SetOp(VectorOp):
         if self._op != "or" and not self._guard.at(time).labels:
             return EMPTY
         left, right = self._left.at(time), self._right.at(time)
+        if self.unchanged(left, right):
+            return self._value
         if not right.labels:
             return EMPTY if self._op == "and" else left
-        if self._op != "or":
-            return self._picker.vector(left.labels, left.values, self._places(left.labels, right.labels))
+        if self._op == "or":
+            return self._either(left, right)
+        return self._picker.vector(left.labels, left.values, self._places(left.labels, right.labels))
+
+    def _either(self, left: Vector, right: Vector) -> Vector:
         if not left.labels:
             return right
         more = self._picker.vector(right.labels, right.values, self._places(left.labels, right.labels))
@@ -172,6 +179,8 @@ class MatchOp(VectorOp):
         right = self._right.at(time)
         if not right.labels:
             return EMPTY
+        if self.unchanged(left, right):
+            return self._value
         swapped = self._matching.group == "right"
         many, one = (right, left) if swapped else (left, right)
         pairs = self._pairs(many.labels, one.labels)

@@ -107,6 +107,8 @@ class ValuesOp(VectorOp):
         numbers = [scalar.at(time) for scalar in self._scalars]
         if len(numbers) == 2 and numbers[0] > numbers[1]:
             return EMPTY
+        if self.unchanged(vector, *numbers):
+            return self._value
         return Vector(self._names(vector.labels), self._function(vector.values, *numbers))
 
 
@@ -164,7 +166,7 @@ class RangeOp(VectorOp):
         joined = self._joiner(parts)
         if len(parts) > 1:
             self._unique(joined.labels)
-        return joined
+        return self.settled(joined)
 
 
 class AbsentOp(VectorOp):

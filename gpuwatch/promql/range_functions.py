@@ -49,6 +49,8 @@ def extrapolated(*, counter: bool, per_second: bool, left_open: bool, window: in
         if parts is None:
             return _NOTHING, np.zeros(len(samples.data), dtype=np.bool_)
         change = parts.last - parts.first
+        if parts.keep is None and not np.count_nonzero(change) and np.array_equal(parts.before, parts.after):
+            return change, None
         if counter:
             fallen = parts.after < parts.before
             if np.count_nonzero(fallen):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -81,9 +82,13 @@ class ScalarOp:
 
 
 class VectorOp:
-    """Something that gives an instant vector; remembers its last answer until the store is written to."""
+    """Something that gives an instant vector; remembers its last answer until the store is written to.
 
-    __slots__ = ("_sources", "_store", "_time", "_value", "_version")
+    Most series do not change from one tick to the next. An answer that comes out as the last one did is the same
+    object (`settled`), and an operator whose operands are the same objects need not work them out (`unchanged`).
+    """
+
+    __slots__ = ("_operands", "_read", "_sources", "_store", "_time", "_value", "_version")
 
     def __init__(self, scope: Scope, sources: tuple[Source, ...]) -> None:
         self._store = scope.store
@@ -91,6 +96,8 @@ class VectorOp:
         self._time: int | None = None
         self._version = -1
         self._value: Vector = EMPTY
+        self._operands: tuple[object, ...] = ()
+        self._read: tuple[object, ...] = ()
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -103,13 +110,26 @@ class VectorOp:
         if time == self._time and version == self._version:
             return self._value
         self._time = None  # an evaluation that fails leaves nothing to remember
+        self._read = ()
         value = self.compute(time)
-        self._time, self._version, self._value = time, version, value
+        self._time, self._version, self._value, self._operands = time, version, value, self._read
         return value
 
     def compute(self, time: int) -> Vector:
         """Work the vector out."""
         raise NotImplementedError
+
+    def unchanged(self, *operands: object) -> bool:
+        """Say whether the last answer came from these very objects; for answers that depend on nothing else."""
+        self._read = operands
+        return len(operands) == len(self._operands) and all(map(operator.is_, operands, self._operands))
+
+    def settled(self, vector: Vector) -> Vector:
+        """Return the last answer where `vector` has the same series and the same values, bit by bit."""
+        last = self._value
+        if vector.labels is last.labels and vector.values.tobytes() == last.values.tobytes():
+            return last
+        return vector
 
 
 class _Moved:
@@ -141,7 +161,7 @@ class SelectorOp(VectorOp):
 
     def compute(self, time: int) -> Vector:
         """Read the newest column of each block."""
-        return self._joiner([vector for vector, _ in self.parts(time)])
+        return self.settled(self._joiner([vector for vector, _ in self.parts(time)]))
 
     def parts(self, time: int) -> Iterator[tuple[Vector, int]]:
         """Yield the vector of each block with the time of its samples in milliseconds."""

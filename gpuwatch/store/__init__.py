@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuwatch.store.block import HOLE_BITS, STALE_BITS, Block, may_have_nan
 from gpuwatch.store.matchers import Matcher
 from gpuwatch.store.regex import RegexError, compile_regex
-from gpuwatch.store.store import Column, Rows, Store
+from gpuwatch.store.store import Column, Moved, Rows, Store
 
 __all__ = [
     "HOLE_BITS",
@@ -13,6 +13,7 @@ __all__ = [
     "Block",
     "Column",
     "Matcher",
+    "Moved",
     "RegexError",
     "Rows",
     "Store",

@@ -57,7 +57,10 @@ class Block:
         "_direct",
         "_found",
         "_free",
+        "_last",
         "_layout",
+        "_names",
+        "_numbers",
         "_pick",
         "_widest",
         "by_name",
@@ -95,6 +98,9 @@ class Block:
         self._pick: NDArray[np.intp] | None = None
         self._direct = False
         self._found: dict[int, int] = {}
+        self._last: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
+        self._names: list[str] = []
+        self._numbers: NDArray[np.intp] | None = None
 
     def __len__(self) -> int:
         """Return the number of columns."""
@@ -136,6 +142,11 @@ class Block:
                 self._bits[row] = HOLE_BITS
             self.rows[key] = row
             self.by_name.setdefault(name_of(key), []).append(row)
+        self._numbers = None
+        last = np.full(len(self.labels), HOLE_BITS)
+        last[: len(self._last)] = self._last
+        last[[self.rows[key] for key in fresh]] = HOLE_BITS
+        self._last = last
 
     def arrange(self, keys: tuple[Labels, ...], time: int) -> None:
         """Expect values in the order of `keys` from now on; series that are not among them end at `time`.
@@ -157,14 +168,18 @@ class Block:
         self._pick = None if len(layout) == len(keys) else np.fromiter(layout.values(), np.intp, len(layout))
         self._direct = self._pick is None and np.array_equal(self._layout, np.arange(len(self.labels)))
 
-    def write(self, time: int, values: Sequence[float]) -> None:
-        """Append one column of `values`, in the order of the keys given to `arrange`."""
-        column = np.asarray(values, dtype=np.float64)
+    def write(self, time: int, values: Sequence[float]) -> tuple[list[str], list[str]]:
+        """Append one column of `values`, in the order of the keys given to `arrange`.
+
+        Returns the names of which a series has another value than in the column before, bit by bit, or has ended or
+        come back; and the names of which a series begins.
+        """
+        column = np.array(values, dtype=np.float64)
         if not self._direct:
             whole = np.full(len(self.labels), STALE_BITS).view(np.float64)
             whole[self._layout] = column if self._pick is None else column[self._pick]
             column = whole
-        self._put(time, column)
+        return self._put(time, column)
 
     def end(self, time: int) -> None:
         """End every series at `time`. Writes nothing where all have ended before."""
@@ -176,11 +191,29 @@ class Block:
         self.keys = None
         self._put(time, np.full(len(self.labels), STALE_BITS).view(np.float64))
 
+    def _moved(self, bits: NDArray[np.uint64]) -> tuple[list[str], list[str]]:
+        last, self._last = self._last, bits
+        other = bits != last
+        if not np.count_nonzero(other):
+            return [], []
+        begun = other & (last == HOLE_BITS)
+        return self._names_at(other & ~begun), self._names_at(begun) if np.count_nonzero(begun) else []
+
+    def _names_at(self, rows: NDArray[np.bool_]) -> list[str]:
+        """Return the names of the series in the rows where `rows` is true."""
+        if self._numbers is None:
+            names = ["" if key is None else name_of(key) for key in self.labels]
+            self._names = list(dict.fromkeys(names))
+            places = {name: number for number, name in enumerate(self._names)}
+            self._numbers = np.fromiter(map(places.__getitem__, names), np.intp, len(names))
+        return [self._names[number] for number in np.flatnonzero(np.bincount(self._numbers[rows])).tolist()]
+
     def truncate(self, time: int) -> bool:
         """Forget every column at or after `time`; return whether there was one."""
         if self.stop == self.start or self.times[self.stop - 1] < time:
             return False
         self.stop = self.before(time - 1)
+        self._last = np.full(len(self.labels), STALE_BITS)
         self.version += 1
         self._found.clear()
         for row in [row for row, ended in self.ended.items() if ended >= time]:
@@ -214,11 +247,11 @@ class Block:
             self.labels[row] = None
             self.ended.pop(row, None)
             self._free.append(row)
-        self.keys = None
+        self.keys = self._numbers = None
         if len(self.rows) * 2 < len(self.data):
             self._compact()
 
-    def _put(self, time: int, column: NDArray[np.float64]) -> None:
+    def _put(self, time: int, column: NDArray[np.float64]) -> tuple[list[str], list[str]]:
         if self.stop == len(self.times):
             if self.stop < self._widest:
                 self._widen()
@@ -230,6 +263,7 @@ class Block:
         self.start = max(self.start, self.stop - self.capacity)
         self.version += 1
         self._found.clear()
+        return self._moved(column.view(np.uint64))
 
     def _widen(self) -> None:
         """Double the number of columns, up to the most there may be."""
@@ -267,6 +301,7 @@ class Block:
         old = [self.rows[key] for key in order]
         ended = {new: self.ended[row] for new, row in enumerate(old) if row in self.ended}
         self._rebuild(len(old), old)
+        self._last = self._last[old]
         self.labels = list(order)
         self.rows = {key: row for row, key in enumerate(order)}
         self.by_name = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,16 @@ class Rows:
     labels: tuple[Labels, ...]
 
 
+class Moved(NamedTuple):
+    """When a series of some name last had another value, ended or came back, and when one last began, if ever.
+
+    Both in milliseconds: the time of the sample of those that was written last.
+    """
+
+    changed: int | None
+    begun: int | None
+
+
 class Store:
     """Labelled samples of the last minutes.
 
@@ -79,6 +89,7 @@ class Store:
         self._blocks: dict[str, Block] = {}
         self._owners: dict[Labels, Block] = {}
         self._names: dict[str, int] = {}
+        self._moved: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self._labels: dict[str, tuple[Labels | None, ...]] = {}
         self._labels_of = -1
         self._swept: int | None = None
@@ -120,7 +131,9 @@ class Store:
             self._forget(block)
         if keys is not block.keys:
             self._arrange(block, keys, time)
-        block.write(time, values)
+        for moved, names in zip(self._moved, block.write(time, values), strict=True):
+            for name in names:
+                moved[name] = time
         self.version += 1
         self._sweep(time)
 
@@ -133,8 +146,14 @@ class Store:
         if newest is not None and newest >= time:
             self._forget(block)
         block.end(time)
+        self._moved[0].update(dict.fromkeys(map(name_of, block.rows), time))
         self.version += 1
         self._sweep(time)
+
+    def moved(self, name: str) -> Moved:
+        """Return when series called `name` last changed, and when one last began."""
+        changed, begun = self._moved
+        return Moved(changed.get(name), begun.get(name))
 
     def select(self, matchers: tuple[Matcher, ...]) -> tuple[Rows, ...]:
         """Return the series that satisfy all `matchers`, ended ones within the retention included.
