@@ -102,6 +102,29 @@ seconds_since_token     | seconds | @seconds_since_token              | time sin
 asleep                  | none    | @asleep == 1                      | engines that sleep
 """
 
+BOUNDED = {
+    "ttft_p50": (0.5, "time_to_first_token"),
+    "ttft_p95": (0.95, "time_to_first_token"),
+    "itl_p50": (0.5, "inter_token_latency"),
+    "itl_p95": (0.95, "inter_token_latency"),
+    "queue_p95": (0.95, "queue_time"),
+}
+"""Quantiles of the screen with their share and histogram. Within the first bucket they are no figures, but its share."""
+
+
+def _at_most(name: str) -> str:
+    """Return the row of the query for the end of the first bucket, which gives a value where the quantile is in it.
+
+    Cumulative counts are least in the first bucket, and most in the last. What Prometheus gives within the first bucket
+    is its end, times the part of its observations that lies below the quantile.
+    """
+    share, histogram = BOUNDED[name]
+    rates = f"rate(@{histogram}_seconds_bucket[1m])"
+    first, every = f"min without (le) ({rates})", f"{share:g} * max without (le) ({rates})"
+    template = f"histogram_quantile({share:g}, {rates}) * ({first} > 0) / ({every}) and {first} >= {every}"
+    return f"{name}_at_most | seconds | {template} | end of the first bucket, where all that is known of {name} is it"
+
+
 _SERVER = """
 engine_info             | none    | @info                             | version of each engine
 max_num_seqs            | count   | @config_max_num_seqs              | most requests in a batch
@@ -137,6 +160,7 @@ QUERIES: dict[str, Query] = {
     for query in [
         *_table("gpu", _GPU),
         *_table("engine", _ENGINE),
+        *_table("engine", "\n".join(map(_at_most, BOUNDED))),
         *_table("server", _SERVER),
         *_table("host", _HOST),
         *_table("self", _SELF),
@@ -147,10 +171,11 @@ QUERIES: dict[str, Query] = {
 _ON_ENGINE = "* on (host, uuid) group_right () @gpu_engine"
 """Spreads a figure of a GPU over the engines that use it, and gives it their address."""
 
+# A card is counted once: its MIG devices, with a colon in the label gpu, only where the card itself is not told.
 _BOARD = f"""
 fleet_hosts             | count   | count(count by (host) (@build_info)) | machines that gpuwatch watches
-fleet_gpus              | count   | count(@gpu_info)                  | GPUs that the driver lists
-fleet_gpus_not_ok       | count   | count(@gpu_state{{state!="ok"}} == 1) or 0 * count(@gpu_state) | GPUs that are lost, hung, or give no readings
+fleet_gpus              | count   | count(@gpu_info{{gpu!~".+:.+"}}) or count(@gpu_info) | GPUs that the driver lists
+fleet_gpus_not_ok       | count   | count(@gpu_state{{state!="ok", gpu!~".+:.+"}} == 1) or 0 * count(@gpu_state) | GPUs that are lost, hung, or give no readings
 fleet_engines           | count   | sum(@source_up{{source="engine"}}) | engines that answer
 fleet_engines_silent    | count   | count(@source_up{{source="engine"}} == 0) or 0 * count(@build_info) | engines that do not answer
 fleet_critical          | count   | count(@finding_info{{severity="critical"}}) or 0 * count(@build_info) | active critical findings
@@ -162,9 +187,9 @@ fleet_findings          | count   | count by (severity) (@finding_info) | active
 findings                | none    | 3 * @finding_info{{severity="critical"}} or 2 * @finding_info{{severity="warning"}} or @finding_info{{severity="info"}} | active findings with cause and the first change to make: 1 info, 2 warning, 3 critical
 alerts                  | none    | max without (alertstate) (4 * ALERTS{{alertname=~"Gpuwatch.*", alertstate="firing", severity="critical"}} or 3 * ALERTS{{alertname=~"Gpuwatch.*", alertstate="firing", severity="warning"}} or 2 * ALERTS{{alertname=~"Gpuwatch.*", alertstate="firing", severity="info"}} or ALERTS{{alertname=~"Gpuwatch.*", alertstate="pending"}}) | alerts of the shipped rules in Prometheus: 1 pending, 2 to 4 firing, by severity
 alerts_firing           | count   | count by (severity) (ALERTS{{alertname=~"Gpuwatch.*", alertstate="firing"}}) | firing alerts by severity
-host_gpus               | count   | count by (host) (@gpu_info)       | GPUs of a machine
-host_gpu_memory_used    | bytes   | sum by (host) (@gpu_memory_used_bytes) | memory in use on all GPUs of a machine
-host_gpu_memory_total   | bytes   | sum by (host) (@gpu_memory_total_bytes) | memory of all GPUs of a machine
+host_gpus               | count   | count by (host) (@gpu_info{{gpu!~".+:.+"}}) or count by (host) (@gpu_info) | GPUs of a machine
+host_gpu_memory_used    | bytes   | sum by (host) (@gpu_memory_used_bytes{{gpu!~".+:.+"}}) or sum by (host) (@gpu_memory_used_bytes) | memory in use on all GPUs of a machine
+host_gpu_memory_total   | bytes   | sum by (host) (@gpu_memory_total_bytes{{gpu!~".+:.+"}}) or sum by (host) (@gpu_memory_total_bytes) | memory of all GPUs of a machine
 host_least_headroom     | ratio   | min by (host) ((@gpu_memory_free_bytes + @gpu_memory_used_bytes - @gpu_memory_peak_bytes) / (@gpu_memory_total_bytes > 0)) | part of the memory that the fullest GPU of a machine had left at its peak of the last minute
 host_busiest_gpu        | ratio   | max by (host) (@gpu_busy_ratio)   | share of time a kernel ran on the busiest GPU of a machine
 host_idlest_gpu         | ratio   | min by (host) (@gpu_busy_ratio)   | share of time a kernel ran on the idlest GPU of a machine
@@ -173,7 +198,7 @@ host_hottest_gpu        | celsius | max by (host) (@gpu_temperature_celsius) | t
 host_throttle           | ratio   | max by (host, reason) (rate(@gpu_throttle_seconds_total[$__rate_interval])) > 0 | share of time with lowered clocks on the GPU that loses most, by reason
 host_memory_free_ratio  | ratio   | @host_memory_available_bytes / (@host_memory_total_bytes > 0) | part of the machine's memory that programs can still get
 host_shm_used_ratio     | ratio   | @host_shm_used_bytes / (@host_shm_total_bytes > 0) | used part of /dev/shm
-gpu_states              | count   | count by (host, state) (@gpu_state == 1) | GPUs of a machine by state
+gpu_states              | count   | count by (host, state) (@gpu_state{{gpu!~".+:.+"}} == 1) | GPUs of a machine by state
 gpu_headroom            | ratio   | (@gpu_memory_free_bytes + @gpu_memory_used_bytes - @gpu_memory_peak_bytes) / (@gpu_memory_total_bytes > 0) | part of the memory that was left at the peak of the last minute
 gpu_transient           | bytes   | @gpu_memory_transient_bytes       | most memory that was taken and given back within a minute
 gpu_step                | bytes   | @gpu_memory_step_bytes            | largest rise of used memory within a minute
@@ -223,7 +248,7 @@ build                   | none    | @build_info                       | version 
 """
 
 _FLEET = """
-host_gpus_not_ok        | count   | count by (host) (@gpu_state{state!="ok"} == 1) or 0 * count by (host) (@gpu_state) | GPUs of a machine that are lost, hung, or give no readings
+host_gpus_not_ok        | count   | count by (host) (@gpu_state{state!="ok", gpu!~".+:.+"} == 1) or 0 * count by (host) (@gpu_state) | GPUs of a machine that are lost, hung, or give no readings
 host_engines            | count   | count by (host) (@source_up{source="engine"}) | engines of a machine
 host_engines_silent     | count   | count by (host) (@source_up{source="engine"} == 0) or 0 * count by (host) (@source_up{source="engine"}) | engines of a machine that do not answer
 host_sources_silent     | count   | count by (host) (@source_up == 0) or 0 * count by (host) (@source_up) | sources of a machine that fail, engines included
@@ -233,6 +258,7 @@ host_waiting            | count   | sum by (host) (@engine_requests_waiting) | r
 host_generation_rate    | tokens/s | sum by (host) (rate(@engine_generation_tokens_total[$__rate_interval]) and @engine_generation_tokens_total) | generated tokens per second of all engines of a machine
 host_last_seen          | seconds | max by (host) (timestamp(@build_info) or max_over_time(timestamp(@build_info)[5m:5s]) or max_over_time(timestamp(@build_info)[1h:1m])) | when a machine was last scraped within the last hour, seconds since the epoch
 host_scraped            | none    | max by (host) (@build_info)       | 1 for a machine whose last scrape worked; nothing for one whose did not
+host_instances          | count   | count by (host) (max without (version) (@build_info)) | programs that call themselves by the name of a machine: two machines of one name, or one that is scraped twice
 source_failing          | none    | @source_failing == 1              | why a source fails
 """
 
@@ -259,5 +285,6 @@ PER_HOST = (
     "host_generation_rate",
     "host_last_seen",
     "host_scraped",
+    "host_instances",
 )
 """Catalogue queries of which each machine has one value: the columns of the fleet's table."""

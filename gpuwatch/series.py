@@ -48,7 +48,7 @@ gpu_memory_used_bytes           | gauge | bytes | | memory in use, as NVML count
 gpu_memory_used_low_bytes       | gauge | bytes | | lowest used memory seen at 10 Hz since the previous tick
 gpu_memory_used_high_bytes      | gauge | bytes | | highest used memory seen at 10 Hz since the previous tick
 gpu_memory_peak_bytes           | gauge | bytes | | highest used memory of the last 60 seconds
-gpu_memory_step_bytes           | gauge | bytes | | largest rise of used memory within the last 60 seconds while every engine on the GPU answered
+gpu_memory_step_bytes           | gauge | bytes | | largest rise of used memory within the last 60 seconds while every engine on the GPU answered; of steady growth, within 10 seconds
 gpu_memory_transient_bytes      | gauge | bytes | | most memory that was taken and given back within the last 60 seconds
 gpu_memory_reserved_bytes       | gauge | bytes | | memory the driver keeps for itself
 gpu_memory_free_bytes           | gauge | bytes | | memory that is neither used nor reserved

@@ -17,6 +17,9 @@ LOST_SECONDS = 120.0
 """A machine whose last values are this old is called lost, though nobody says that its series ended: two minutes, four
 scrapes of 30 s or eight of 15 s."""
 
+PARTIAL = "partial"
+"""The `SourceState.reason` of a Prometheus that answers with a part only: some of what it stores is out of reach."""
+
 Mode: TypeAlias = Literal["live", "demo", "replay", "attached", "prometheus"]
 RuleStatus: TypeAlias = Literal["ok", "pending", "firing", "not_evaluable", "error"]
 
@@ -40,8 +43,8 @@ class Answer:
 class SourceState:
     """The health of one source. `age` is the time in seconds since it last delivered; None: never.
 
-    `kind` is nvml, engine, log, host, kernel or prometheus; `reason` is a `model.Reason` value or empty. `engine_kind`
-    and `engine_version` are what an engine said of itself.
+    `kind` is nvml, engine, log, host, kernel or prometheus; `reason` is a `model.Reason` value, `PARTIAL` or empty.
+    `engine_kind` and `engine_version` are what an engine said of itself.
     """
 
     kind: str
@@ -53,6 +56,11 @@ class SourceState:
     server: str = ""
     engine_kind: str = ""
     engine_version: str = ""
+
+    @property
+    def name(self) -> str:
+        """The kind and what is read, without saying the same twice."""
+        return self.kind if self.target in ("", self.kind) else f"{self.kind} {self.target}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +135,38 @@ class Snapshot:
         return self.answers.get(query, Answer())
 
 
+def in_part(snapshot: Snapshot) -> str:
+    """Return why the answers of a Prometheus are not complete; empty where they are."""
+    return next((source.detail for source in snapshot.sources if source.up and source.reason == PARTIAL), "")
+
+
+def shared_names(snapshot: Snapshot) -> dict[tuple[str, str], int]:
+    """Return the machines of a fleet, (cluster, host), whose name several programs use, with the number of these.
+
+    Their figures are added up, as if they were of one machine: two machines may have one name, or one is scraped twice.
+    """
+    counts = ((_machine(labels, snapshot), value) for labels, value in snapshot.answer("host_instances").samples)
+    return {machine: round(value) for machine, value in counts if value >= 2}
+
+
+def shared_name_text(number: int) -> str:
+    """Return what is wrong with a machine whose name `number` programs use, and what to do."""
+    return (
+        f"{number} programs have this name and are added up: name the label that differs as cluster_label in "
+        "[prometheus], or scrape each machine once"
+    )
+
+
 def lost_machines(snapshot: Snapshot) -> dict[tuple[str, str], float]:
     """Return the machines of a fleet, (cluster, host), that are lost, with the seconds since the last scrape of each.
 
     Where a scrape fails, Prometheus ends the series of its target, so that a machine which it has seen and has no
     series of any more is lost at once. Where nobody writes that end, as behind a Prometheus that itself went away, the
-    last values live on, and their age tells. What a lost machine last said is no word on how it is now.
+    last values live on, and their age tells. What a lost machine last said is no word on how it is now. In an answer
+    in part a series that is absent may exist, so that only the age tells.
     """
     scraped = snapshot.answers.get("host_scraped")
-    ended = scraped is not None and not scraped.error
+    ended = scraped is not None and not scraped.error and not in_part(snapshot)
     alive = {_machine(labels, snapshot) for labels, _ in scraped.samples} if scraped is not None else set()
     silent = (
         (_machine(labels, snapshot), snapshot.time / 1000 - last)

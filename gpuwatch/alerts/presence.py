@@ -232,7 +232,7 @@ class Presence:
 
     def _on_server(self, names: frozenset[str], server: str) -> Missing:
         metrics = tuple(sorted(names))
-        reason = "does not answer" if server in self._down else "needs " + ", ".join(metrics)
+        reason = "the engine does not answer" if server in self._down else "needs " + ", ".join(metrics)
         return Missing(metrics, server, reason)
 
 

@@ -7,8 +7,10 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from gpuwatch.cli import FINE, NOTHING, WRONG, UsageError, watching
 from gpuwatch.cli.signals import run_for
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from gpuwatch.cli.hidden import Hidden
     from gpuwatch.model import Fact
     from gpuwatch.pipeline.postmortem import PostMortem
+    from gpuwatch.report.probes import ProbeData
 
 NAME = "bundle"
 HELP = "pack recordings, log excerpts, flags and versions of an incident into one file, with secrets cut out"
@@ -34,6 +37,7 @@ findings.json    the same as `gpuwatch diagnose --json` prints it
 facts.json       launch flags, versions and sizes that the logs, pages and command lines state
 doctor.json      what gpuwatch can see on the machine (only where it was packed there)
 recordings/      play one with `gpuwatch tui --replay FILE`, judge one with `gpuwatch diagnose FILE`
+probes/          results of probes; show them with `gpuwatch report RECORDING --probe FILE`
 logs/            the recognised lines of each log, with their numbers; other lines are not in here
 manifest.json    the inputs, and what was left out and why
 
@@ -160,7 +164,8 @@ class Bundle:
         self.left_out += result.refused
         if not result.inputs:
             return WRONG
-        if all(given.kind == "unknown" or given.path in result.empty for given in result.inputs):
+        probes = self._probes([given.path for given in result.inputs if given.kind == "unknown"])
+        if not probes and all(given.kind == "unknown" or given.path in result.empty for given in result.inputs):
             return NOTHING
         facts: list[Fact] = []
         recordings = [given.path for given in result.inputs if given.kind == "recording"]
@@ -168,8 +173,10 @@ class Bundle:
             facts += self._learn(path)
         for path in recordings:
             self._recording(path)
+        for path, probe in probes.items():
+            self._probe(path, probe)
         for given in result.inputs:
-            if given.kind not in ("recording", "flags"):
+            if given.kind not in ("recording", "flags") and given.path not in probes:
                 facts += self._excerpt(given.path)
         self._findings(result)
         self._facts(facts)
@@ -262,6 +269,26 @@ class Bundle:
             cut = reader.cut.replace(file, path)
         self._inputs.append({"path": self._name(path), "kind": "recording", "ticks": writer.ticks, "note": cut})
 
+    def _probes(self, paths: Sequence[str]) -> dict[str, ProbeData]:
+        """Return the results of probes among files that nothing else was recognised in."""
+        from gpuwatch.report.probes import ProbeFileError, read  # noqa: PLC0415  # --help does not need it
+
+        found = {}
+        for path in paths:
+            with suppress(ProbeFileError):
+                found[path] = read(path)
+        return found
+
+    def _probe(self, path: str, probe: ProbeData) -> None:
+        """Write the result of a probe with other names; it holds no prompt and no answer."""
+        server = probe.data.get("server")
+        host = urlsplit(str(server.get("url"))).hostname if isinstance(server, dict) else None
+        if host:
+            self.hidden.host(host)
+        content = json.dumps(self._everywhere(probe.data), indent=1, ensure_ascii=False)
+        self._add("probes", path, ".json", f"{content}\n".encode("utf-8", "replace"))
+        self._inputs.append({"path": self._name(path), "kind": f"result of probe {probe.name}"})
+
     def _excerpt(self, path: str) -> list[Fact]:
         """Keep the recognised lines of a file; return its facts."""
         from gpuwatch.sources.files.lines import recognise  # noqa: PLC0415  # --help does not need it
@@ -283,7 +310,9 @@ class Bundle:
             return []
         hits = [hit for hit in scanner.finish() if recognise(hit.data, hit.pattern) is not None]
         lines = [f"{hit.number}: {self.hidden.text(hit.data.decode('utf-8', 'replace'))}\n" for hit in hits]
-        if lines:
+        if not lines:
+            self.left_out.append((path, "nothing was recognised in it"))
+        else:
             self._add("logs", path, ".txt", "".join(lines).encode("utf-8", "replace"))
         self._inputs.append({"path": self._name(path), "kind": text.kind, "lines": text.lines, "kept": len(lines)})
         return list(text.facts)
@@ -311,7 +340,10 @@ class Bundle:
     def _everywhere(self, data: Any) -> Any:
         """Return JSON data with every text in it made fit to hand on."""
         if isinstance(data, dict):
-            return {key: self._everywhere(value) for key, value in data.items()}
+            return {
+                key: self.hidden.host(value) if key == "host" and isinstance(value, str) else self._everywhere(value)
+                for key, value in data.items()
+            }
         if isinstance(data, list):
             return [self._everywhere(item) for item in data]
         return self._text(data)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.cli import NOTHING, UsageError, attaching, fleet, watching
+from gpuwatch.cli import FINE, NOTHING, UsageError, attaching, fleet, watching
 from gpuwatch.cli.signals import run_for
 from gpuwatch.config import Config
 from gpuwatch.footprint import stay_small
@@ -56,14 +56,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Seen:
     """All findings of a run: the newest form of each, and whether it is still there.
 
-    `sources` are those that were watched, `readable` says whether any GPU could be read, `empty_logs` are the logs
-    without a line, `failures` what kept rules from being evaluated, by rule and text.
+    `sources` are those that were watched, `named` the (kind, target) of those that were asked for by name, `readable`
+    says whether any GPU could be read, `empty_logs` are the logs without a line, `failures` what kept rules from being
+    evaluated, by rule and text.
     """
 
     def __init__(self) -> None:
         self.findings: dict[Any, Finding] = {}
         self.not_enough: tuple[NotEnough, ...] = ()
         self.sources: tuple[SourceState, ...] = ()
+        self.named: frozenset[tuple[str, str]] = frozenset()
         self.readable = False
         self.empty_logs: set[str] = set()
         self.failures: dict[tuple[str, str], str] = {}
@@ -123,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
         problems.append(live.recording_error)
     problems += _told(seen.failures.values())
     _look_back(live, seen)
+    seen.named = _named(config)
     return _report(args, seen, problems)
 
 
@@ -177,6 +180,24 @@ def _add_dead(path: str, now: int, seen: Seen) -> None:
     )
 
 
+def _named(config: Config) -> frozenset[tuple[str, str]]:
+    """Return the (kind, target) of the engines and logs that the command line and the configuration name."""
+    from gpuwatch.pipeline.collect import engine_target  # noqa: PLC0415  # --help does not need it
+
+    engines = (("engine", engine_target(engine).server) for engine in config.engines)
+    return frozenset((*engines, *(("log", item.source) for item in config.logs)))
+
+
+def _unanswered(seen: Seen) -> list[str]:
+    """Say which sources that were asked for by name have never given anything: nothing is known of those."""
+    return [
+        f"{state.name} was not judged: it never answered with anything that could be read "
+        f"({': '.join(filter(None, (state.reason, state.detail)))})"
+        for state in seen.sources
+        if (state.kind, state.target) in seen.named and state.age is None and not state.up
+    ]
+
+
 def _judged(seen: Seen) -> bool:
     """Whether a source answered with something that can be judged."""
     for state in seen.sources:
@@ -211,35 +232,41 @@ def _report(args: argparse.Namespace, seen: Seen, problems: list[str], why: str 
     from gpuwatch.cli import output  # noqa: PLC0415  # --help does not need it
     from gpuwatch.engines.log_text import clean  # noqa: PLC0415
 
-    judged, not_enough = _judged(seen), _not_enough(seen)
+    judged, not_enough, unanswered = _judged(seen), _not_enough(seen), _unanswered(seen)
     findings = output.ranked(seen.findings.values())
+    code = output.exit_code(findings, args.fail_on) if judged else NOTHING
     if args.json:
-        output.print_json(output.report_json(_inputs(seen.sources), findings, not_enough, problems))
+        output.print_json(output.report_json(_inputs(seen), findings, not_enough, [*problems, *unanswered]))
     elif not args.quiet:
         for state in seen.sources:
             if state.kind in JUDGED and not state.up:
-                print(clean(f"{state.kind} {state.target}: {state.reason}: {state.detail}"))
+                print(clean(f"{state.name}: {state.reason}: {state.detail}"))
             elif state.kind in JUDGED and state.detail:
-                print(clean(f"{state.kind} {state.target}: {state.detail}"))
+                print(clean(f"{state.name}: {state.detail}"))
         output.print_findings(findings, not_enough, args.verbose)
         if not judged:
             print(clean(f"nothing was judged: {why or 'no GPU, engine or log answered'}"))
-    if not judged:
-        return NOTHING
-    return output.exit_code(findings, args.fail_on)
+        elif unanswered:
+            print(clean("\n".join(unanswered)))
+    return NOTHING if code == FINE and unanswered else code
 
 
-def _inputs(states: Iterable[SourceState]) -> list[dict[str, Any]]:
+def _inputs(seen: Seen) -> list[dict[str, Any]]:
     """Return what was watched; the figures of gpuwatch itself are no input."""
-    return [_input(state) for state in states if state.kind != "own"]
+    return [_input(state, seen.readable) for state in seen.sources if state.kind != "own"]
 
 
-def _input(state: SourceState) -> dict[str, Any]:
+_SILENT = (Reason.HUNG.value, Reason.NEVER_SEEN.value)
+
+
+def _input(state: SourceState, readable: bool) -> dict[str, Any]:
+    # A driver that hangs is told by how long it has not answered: that is no answer.
+    up = state.up and not (state.kind == "nvml" and state.reason in _SILENT and not readable)
     kind = {"log": "engine_log"}.get(state.kind, state.kind)
     return {
         "path": state.target,
         "kind": kind,
-        "up": state.up,
+        "up": up,
         "reason": state.reason,
         "detail": state.detail,
         "engine": state.engine_kind,

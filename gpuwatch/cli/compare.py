@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from gpuwatch.cli import NOTHING, UsageError, output, writing  # noqa: PLC0415
     from gpuwatch.pipeline.run_data import collect  # noqa: PLC0415
     from gpuwatch.recording import RecordingError  # noqa: PLC0415
-    from gpuwatch.report import compare_report  # noqa: PLC0415
+    from gpuwatch.report import compare_json, compare_report  # noqa: PLC0415
 
     paths = [args.baseline, *args.others]
     if len(paths) > MOST_RUNS:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         runs.append(data)
     pairs = compare_report.held_against(runs)
     if args.json:
-        output.print_json(compare_report.as_json(runs, output.finding_json, pairs))
+        output.print_json(compare_json.as_json(runs, output.finding_json, pairs))
         return _code(compare_report.not_compared(pairs))
     document = compare_report.build(runs, f"gpuwatch {__version__}", pairs)
     writing.write(args.output, (writing.render(document, args.output),), force=args.force)

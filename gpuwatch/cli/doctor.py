@@ -101,7 +101,10 @@ _FIXES = {
 }
 _STATE_WORDS = {"resetting": "needs a reset", "failed": "every call fails", "late": "no reading yet"}
 _STATE_FIXES = {
-    "lost": "read dmesg for an Xid 79; drain the machine and power it off and on",
+    "lost": (
+        "stop what uses it, then nvidia-smi --gpu-reset -i GPU, or reboot; read dmesg for the Xid before it; if it "
+        "comes back: power cables, riser and cooling"
+    ),
     "hung": _FIXES[Reason.HUNG],
     "late": _FIXES[Reason.NEVER_SEEN],
     "resetting": "stop what uses it, then nvidia-smi --gpu-reset -i GPU, or reboot",
@@ -207,6 +210,15 @@ def _flags(engine: FoundEngine) -> Check:
     return Check("engine process", engine.server, "ok", f"process {engine.pid}, {engine.kind}: {flags}")
 
 
+_ENGINE_FIXES = {
+    Reason.UNREACHABLE: "start the engine, or correct host and port: ss -ltnp lists what listens on this machine",
+    Reason.TIMEOUT: "raise timeout in its [[engine]] section, or see why its front end is slow (top)",
+    Reason.UNAUTHORIZED: "give token_file or token_env in its [[engine]] section of the configuration",
+    Reason.NOT_METRICS: "correct port and path: curl -si URL/metrics; vLLM with --disable-log-stats has no metrics",
+    Reason.NOT_FOUND: "SGLang: start it with --enable-metrics; else correct the path",
+}
+
+
 def _engine(target: EngineTarget, config: Config, clock: Clock) -> Iterator[Check]:
     from gpuwatch.engines.derive import OPTIONAL  # noqa: PLC0415
     from gpuwatch.sources.engine.source import EngineSource  # noqa: PLC0415
@@ -218,7 +230,8 @@ def _engine(target: EngineTarget, config: Config, clock: Clock) -> Iterator[Chec
         source.close()
     if not batch.up:
         reason = batch.reason.value.replace("_", " ") if batch.reason else "failed"
-        yield Check("engine", target.server, "problem", f"{reason}: {batch.detail}")
+        fix = _ENGINE_FIXES.get(batch.reason or Reason.FAILED, "see what curl -si URL/metrics answers")
+        yield Check("engine", target.server, "problem", f"{reason}: {batch.detail}", fix)
         return
     info = source.info
     name = f"{info.kind} {info.version or '(version not told)'}" if info else "engine"

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.cli import NOTHING, UsageError
+from gpuwatch.cli import FOUND, NOTHING, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -100,11 +100,14 @@ EXPLAINED_BY_CHECK = 50
 def _report(args: argparse.Namespace, look: Look, seen: list[Any]) -> int:
     from gpuwatch.cli import output  # noqa: PLC0415  # --help does not need it
     from gpuwatch.engines.log_text import clean  # noqa: PLC0415
+    from gpuwatch.snapshot import in_part  # noqa: PLC0415
 
     snapshot = look.snapshot
     findings = output.ranked(seen)
-    problems = (*snapshot.problems, *_lost(snapshot))
+    problems = (*snapshot.problems, *_lost(snapshot), *_shared(snapshot))
     judged = look.judged and not (_all_lost(snapshot) and not findings)
+    partial = bool(in_part(snapshot))
+    unjudged = f"{'not everything' if partial else 'nothing'} was judged: {_why(look)}" if not judged else ""
     if args.json:
         output.print_json(output.report_json(_inputs(look), findings, (), problems))
     elif not args.quiet:
@@ -115,12 +118,13 @@ def _report(args: argparse.Namespace, look: Look, seen: list[Any]) -> int:
             print(clean(problem))
         output.print_findings(findings, (), args.verbose, machine=("host", snapshot.cluster_label))
         if not judged:
-            print("nothing was judged: " + _why(look))
-    if not judged:
-        if args.quiet or args.json:
-            print("gpuwatch check: nothing was judged: " + _why(look), file=sys.stderr)
-        return NOTHING
-    return output.exit_code(findings, args.fail_on)
+            print(unjudged)
+    if not judged and (args.quiet or args.json):
+        print(f"gpuwatch check: {unjudged}", file=sys.stderr)
+    code = output.exit_code(findings, args.fail_on)
+    if judged:
+        return code
+    return FOUND if partial and code == FOUND else NOTHING
 
 
 def _lost(snapshot: Snapshot) -> list[str]:
@@ -134,15 +138,27 @@ def _lost(snapshot: Snapshot) -> list[str]:
     ]
 
 
+def _shared(snapshot: Snapshot) -> list[str]:
+    """Return a line for each name that several programs use."""
+    from gpuwatch.snapshot import shared_name_text, shared_names  # noqa: PLC0415  # --help does not need it
+
+    return [
+        f"host {'/'.join(filter(None, machine)) or '(no host label)'}: {shared_name_text(number)}"
+        for machine, number in sorted(shared_names(snapshot).items())
+    ]
+
+
 def _all_lost(snapshot: Snapshot) -> bool:
     known = len(snapshot.answer("host_last_seen").samples)
     return known > 0 and len(_lost(snapshot)) == known
 
 
 def _why(look: Look) -> str:
+    from gpuwatch.snapshot import PARTIAL  # noqa: PLC0415  # --help does not need it
+
     snapshot = look.snapshot
     source = next(state for state in snapshot.sources if state.kind == "prometheus")
-    if not source.up:
+    if not source.up or source.reason == PARTIAL:
         return source.detail
     failed = snapshot.answer("alerts").error or snapshot.answer("host_last_seen").error
     if failed:

@@ -18,15 +18,18 @@ HELP = "say what a model takes on each GPU, what fits, and which change buys wha
 
 
 def count(text: str) -> int:
-    """Return a whole number of tokens, as ``4096``, ``128k`` (128,000) or ``128K`` (131,072).
+    """Return a whole number of tokens, as ``4096``, ``128k`` (128,000), ``128K`` (131,072) or ``1e6``.
 
     Raises:
         ValueError: it is none.
     """
     found = count_of(text)
-    if found is None:
+    if found is not None:
+        return found
+    value = float(text)
+    if not value.is_integer():
         raise ValueError(text)
-    return found
+    return int(value)
 
 
 def number(text: str) -> float:

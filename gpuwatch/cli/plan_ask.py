@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.cli import UsageError
 from gpuwatch.cli.plan_command import checked, read_launch
-from gpuwatch.cli.plan_repair import judged, own_model, replaced, started, too_long_asked
+from gpuwatch.cli.plan_repair import judged, nameless, own_model, refused_settings, replaced, started
 from gpuwatch.engines.sizes import MOST_RANKS
 from gpuwatch.engines.version import parse_version, show_version
 from gpuwatch.ledger.beside import adapters_of, draft_of, exchanges_by_deepep, loads_towers, speculation
@@ -69,7 +69,7 @@ def read(args: argparse.Namespace) -> Asked:
     _check(args)
     launch = read_launch(args.from_command) if args.from_command else None
     kind = args.engine or (launch.command.engine if launch is not None else "vllm")
-    tag = launch.image if launch is not None and kind == "vllm" else ""
+    tag = launch.image if launch is not None and kind == launch.command.engine else ""
     named = args.engine_version or tag or None
     version = _version(kind, named)
     problems = launch.command.problems(show_version(version)) if launch is not None else ()
@@ -97,13 +97,14 @@ def read(args: argparse.Namespace) -> Asked:
         engines.append(engine)
         assumed += notes
         gpus = max(gpus, count)
-    if command is not None:
+    if command is not None and launch is not None:
         own = own_model(args, command)
-        problems = (*problems, *(too_long_asked(args, command, engines[0]) if own else ()))
+        problems = (*problems, *(refused_settings(args, command, engines[0]) if own else ()))
         problems, kept, now = judged(problems, engines[0]) if own else (problems, [], engines[0])
         stopped, stays = started(args, command, now, problems) if own else ((), [])
         problems, kept = (*problems, *stopped), [*kept, *stays]
         assumed += [*_counted(problems), *kept]
+        problems = (*nameless(launch, names), *problems)
     return Asked(tuple(engines), gpus, show_version(version), launch, problems, tuple(dict.fromkeys(assumed)))
 
 
@@ -219,10 +220,7 @@ def _engine(
     args: argparse.Namespace, command: Command | None, kind: str, version: tuple[int, int, int], model: Model
 ) -> tuple[Engine, int]:
     """Return one engine and the cards it needs."""
-    if not model.layers and model.missing:
-        raise ModelConfigError(
-            f"{model.name or 'the config'} lacks {', '.join(model.missing)}: nothing can be computed"
-        )
+    _check_model(model)
     told = dict(command.numbers) if command is not None else {}
     inner = command.attention_groups if command is not None else 1
     dp = told.get("dp", 1) if inner == 1 else 1
@@ -252,6 +250,7 @@ def _engine(
         block_size=told.get("block_size") or (1 if kind == "sglang" else 16),
         eager=command is not None and command.eager,
         prefix_caching=None if command is None else command.prefix_caching,
+        chunked=chunked if isinstance(chunked := flags.get("enable-chunked-prefill"), bool) else None,
         hybrid_manager=command is None or command.hybrid_manager,
         speculative_tokens=command.drafted if command is not None else 0,
         kv_bytes=told.get("kv_bytes"),
@@ -280,6 +279,18 @@ def _engine(
     )
     layout(model, filled.kv_settings)  # says at once when the model keeps nothing
     return Engine(model, filled, parameters=args.params, weights_bytes=args.weights_bytes), gpus
+
+
+def _check_model(model: Model) -> None:
+    """Check that the config says enough to compute anything.
+
+    Raises:
+        ModelConfigError: it does not.
+    """
+    if not model.layers and model.missing:
+        raise ModelConfigError(
+            f"{model.name or 'the config'} lacks {', '.join(model.missing)}: nothing can be computed"
+        )
 
 
 def _ranks(args: argparse.Namespace, told: dict[str, int], dp: int) -> tuple[int, int, int, int]:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from gpuwatch.cli.plan_ask import models_of
 from gpuwatch.engines.log_text import clean
 from gpuwatch.ledger.kv import scale_share
-from gpuwatch.ledger.lengths import too_long
 from gpuwatch.ledger.plan import PARTS, barely_short, card_of, fraction_needed, pool_flag, start_notes
 from gpuwatch.ledger.pool import LONGEST
 from gpuwatch.ledger.shares import shares_needed
 from gpuwatch.ledger.spread import spreads
 from gpuwatch.ledger.starts import obstacles
+from gpuwatch.ledger.steps import refusals
 from gpuwatch.ledger.whatif import best_pair, what_if
 from gpuwatch.units import GIB
 
@@ -267,7 +267,7 @@ def _verdict(plan: Plan, asked: Asked) -> str:
     if plan.verdict == "unknown" and not any(engine.model.missing for engine in asked.engines):
         return "unknown: the model has parts that are not counted (see the notes)"
     reasons, card = _reasons(asked), plan.cards[0]
-    refused = [no for one in asked.engines if (no := too_long(one.model, one.deployment))]
+    refused = [no for one in asked.engines for no in refusals(one.model, one.deployment)]
     if plan.verdict in ("fits", "tight") and refused:
         return f"{plan.verdict}, but {refused[0].reason} (see the notes)"
     if plan.verdict == "tight" and card.total > card.capacity:

@@ -10,16 +10,19 @@ from gpuwatch.ledger.command import stretched
 from gpuwatch.ledger.lengths import allowed_length, too_long
 from gpuwatch.ledger.plan import capacity_of, fewer_ranks, fraction_needed, own_pool, start_notes, starved, verdict_of
 from gpuwatch.ledger.starts import obstacles
+from gpuwatch.ledger.steps import prompt_beyond_step, step_between_pages, too_many_sequences
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Container, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
+    from gpuwatch.cli.plan_command import Launch
     from gpuwatch.ledger.command import Command
     from gpuwatch.ledger.need import Engine
 
 _FRACTIONS = ("gpu-memory-utilization", "mem-fraction-static")
 _LENGTHS = ("max-model-len", "context-length")
+_STEPS = {"max-num-seqs": "sequences", "max-num-batched-tokens": "chunk", "chunked-prefill-size": "chunk"}
 _POOLS = ("num-gpu-blocks-override", "kv-cache-memory-bytes", "max-total-tokens")
 _RANKS = {
     "vllm": {
@@ -115,6 +118,8 @@ def _without(engine: Engine, problem: FlagProblem) -> Engine | None:
         return engine.with_deployment(fraction=float(problem.proposed), fraction_asked=True)
     if problem.flag in _LENGTHS and problem.proposed:
         return engine.with_deployment(context=int(problem.proposed))
+    if problem.flag in _STEPS and problem.proposed:
+        return engine.with_deployment(**{_STEPS[problem.flag]: int(problem.proposed)})
     return None
 
 
@@ -122,7 +127,38 @@ def _serves(engine: Engine) -> bool:
     return verdict_of([engine]) != "does_not_fit" and not starved(engine, [engine])
 
 
-def too_long_asked(args: argparse.Namespace, command: Command, engine: Engine) -> tuple[FlagProblem, ...]:
+def nameless(launch: Launch, names: Sequence[str]) -> tuple[FlagProblem, ...]:
+    """Return what is wrong where SGLang is not told its model by ``--model-path``, as all but ``sglang serve`` need."""
+    if not launch.names_by_flag or "model-path" in launch.command.flags or len(names) != 1:
+        return ()
+    return (FlagProblem("model-path", "risky", "", "the engine will not start without it", "", names[0]),)
+
+
+def refused_settings(args: argparse.Namespace, command: Command, engine: Engine) -> tuple[FlagProblem, ...]:
+    """Return what is wrong with the length and the steps that the command asks for: those that the engine refuses."""
+    return (*_too_long_asked(args, command, engine), *_steps_asked(args, command, engine))
+
+
+def _steps_asked(args: argparse.Namespace, command: Command, engine: Engine) -> Iterator[FlagProblem]:
+    deployment = engine.deployment
+    longest = allowed_length(engine.model, deployment.engine, deployment.version) or deployment.context
+    context = deployment.context if deployment.longer_allowed else min(deployment.context, longest)
+    sequences, step = command.numbers.get("max_num_seqs"), command.numbers.get("chunk")
+    many = too_many_sequences(deployment)
+    if many is not None and sequences is not None and args.max_num_seqs is None:
+        yield FlagProblem("max-num-seqs", "risky", str(sequences), str(many), "", str(deployment.chunk))
+    if step is None or args.chunk is not None:
+        return
+    small, uneven = prompt_beyond_step(deployment), step_between_pages(deployment)
+    if small is not None:
+        yield FlagProblem("max-num-batched-tokens", "risky", str(step), str(small), "", str(context))
+    if uneven is not None:
+        page = deployment.block_size
+        whole = str(max(1, step // page) * page)
+        yield FlagProblem("chunked-prefill-size", "risky", str(step), str(uneven), "", whole)
+
+
+def _too_long_asked(args: argparse.Namespace, command: Command, engine: Engine) -> tuple[FlagProblem, ...]:
     """Return what is wrong with the length that the command asks for: one that the engine refuses."""
     asked, deployment = command.numbers.get("context"), engine.deployment
     refusal = too_long(engine.model, deployment)
@@ -143,7 +179,8 @@ def too_long_asked(args: argparse.Namespace, command: Command, engine: Engine) -
 def own_model(args: argparse.Namespace, command: Command) -> bool:
     """Return whether the model that is planned is the command's own, by the last part of its name."""
     names = [name.lower().rstrip("/").rsplit("/", 1)[-1] for name in (*args.models, command.model)]
-    return not args.models or (len(names) == 2 and names[0] == names[1])
+    alone = len(args.models) == 1 and not command.model
+    return not args.models or alone or (len(names) == 2 and names[0] == names[1])
 
 
 def replaced(args: argparse.Namespace, command: Command) -> list[str]:

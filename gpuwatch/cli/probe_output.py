@@ -36,6 +36,7 @@ def result_json(result: Result) -> dict[str, Any]:
             "has_metrics": server.has_metrics,
         },
         "started": round(result.started, 3),
+        "seconds": round(max(0.0, result.ended - result.started), 3),
         "complete": result.complete,
         "stopped_because": result.stopped_because,
         "facts": [{"name": name, "value": _plain(value), "unit": unit} for name, value, unit in result.facts],

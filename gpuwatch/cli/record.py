@@ -101,7 +101,7 @@ def _report(args: argparse.Namespace, writer: Writer, seconds: float, states: tu
     elif not args.quiet:
         for state in states:
             if not state.up and state.kind in ("nvml", "engine", "log"):
-                print(clean(f"{state.kind} {state.target}: {state.reason}: {state.detail}"))
+                print(clean(f"{state.name}: {state.reason}: {state.detail}"))
         print(f"{args.recording}: {writer.ticks:,} ticks in {seconds:.0f} s, {size / 1e6:.2f} MB")
         if not answered:
             print("nothing to see was recorded: no GPU, engine or log answered")

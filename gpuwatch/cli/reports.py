@@ -39,6 +39,8 @@ class Reports:
         self._folder: Path | None = None
         self.recording: str | None = args.replay or (str(DEMO) if args.demo else args.record)
         """The recording that a report would be of, if there is one."""
+        self.shown: str | None = None
+        """The recording that is on the screen in place of what is recorded: the demo that was opened with a key."""
         if self._wanted:
             self._check()
 
@@ -65,14 +67,14 @@ class Reports:
             UsageError: the recording cannot be read or the report not be written.
         """
         path = f"gpuwatch-{time.time():.0f}.html"
-        self._write(path)
+        self._write(path, self.shown or self.recording)
         return path
 
     def finish(self) -> bool:
         """Write what ``--report`` asks for and take the temporary recording away; return whether that failed."""
         try:
             if self._wanted:
-                self._write(self._wanted)
+                self._write(self._wanted, self.recording)
                 if not self._quiet:
                     print(f"gpuwatch tui: report in {self._wanted}", file=sys.stderr)
         except (RuntimeError, UsageError) as error:
@@ -92,13 +94,13 @@ class Reports:
             raise UsageError("--report: the screen has the terminal; name a file that ends in .html or .md")
         writing.check(self._wanted)
 
-    def _write(self, output: str) -> None:
+    def _write(self, output: str, recording: str | None) -> None:
         from gpuwatch.cli import writing  # noqa: PLC0415  # only where a report is wanted
         from gpuwatch.cli.report import text_of  # noqa: PLC0415  # as above
 
-        if self.recording is None:
+        if recording is None:
             raise RuntimeError(_NOTHING)
-        text, ticks, _ = text_of(self.recording, output, writing.rules_of(self._args))
+        text, ticks, _ = text_of(recording, output, writing.rules_of(self._args))
         if not ticks:
-            raise RuntimeError(f"{self.recording}: holds no complete tick")
+            raise RuntimeError(f"{recording}: holds no complete tick")
         writing.write(output, (text,))

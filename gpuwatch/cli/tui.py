@@ -250,6 +250,12 @@ def demo() -> Replay:
     return player(DEMO, Config(), mode="demo")
 
 
+def _show_demo(screen: Screen, reports: Reports) -> None:
+    """Go on with the demo; a report that is asked for from now on is of it."""
+    screen.switch(demo)
+    reports.shown = str(DEMO)
+
+
 def actions(screen: Screen, args: argparse.Namespace, reports: Reports) -> Actions:
     """Return what the screen may do in this mode."""
     from gpuwatch.tui.feed import Actions  # noqa: PLC0415  # --help does not need the screen
@@ -285,6 +291,6 @@ def actions(screen: Screen, args: argparse.Namespace, reports: Reports) -> Actio
         start_recording=record,
         stop_recording=stop_recording,
         set_rule_detail=screen.show_rule_readings,
-        demo=lambda: screen.switch(demo),
+        demo=lambda: _show_demo(screen, reports),
         write_report=reports.write,
     )

@@ -22,6 +22,7 @@ _LEAST_SIZE, _MOST_SIZE = 10**6, 10**15
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([smhd])", re.IGNORECASE)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LEAST_SECONDS, _MOST_SECONDS = 60.0, 3650 * 86_400.0
+_HEAD = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, record: bool = True) -> None:
@@ -117,7 +118,7 @@ def config_of(args: argparse.Namespace) -> Config:
         UsageError: a ``--log`` names nothing that could be a log.
     """
     config = config_in_use(args)
-    _check_rules(config)
+    _check_rules(config, args.config or os.environ.get(CONFIG_ENV) or "")
     known = {engine.url for engine in config.engines}
     engines = [engine for engine in map(engine_from_url, args.engine) if engine.url not in known]
     if args.engine or config.engines:
@@ -128,8 +129,8 @@ def config_of(args: argparse.Namespace) -> Config:
     return replace(config, logs=(*config.logs, *logs))
 
 
-def _check_rules(config: Config) -> None:
-    """Refuse to watch without rules that were asked for; what is wrong within a file is told, and the others run."""
+def _check_rules(config: Config, file: str) -> None:
+    """Refuse to watch without rules that `file` asks for; what is wrong within a rule file is told, others run."""
     if not config.rules:
         return
     from gpuwatch.pipeline.rules import own_paths  # noqa: PLC0415  # --help does not need it
@@ -137,7 +138,7 @@ def _check_rules(config: Config) -> None:
     for path in own_paths(config):
         if not path.exists():
             raise ConfigError(
-                f"key 'rules': {path} does not exist; allowed: rule files, from the configuration's folder"
+                f"{file}: key 'rules': {path} does not exist; allowed: rule files, from the configuration's folder"
             )
 
 
@@ -155,12 +156,25 @@ def _log_of(spec: str) -> str:
         raise UsageError(f"--log is empty; allowed: {allowed}")
     if Path(spec).is_dir():
         raise UsageError(f"--log {spec}: is a folder; allowed: {allowed}")
+    if _is_binary(Path(spec)):
+        raise UsageError(f"--log {spec}: is binary data, not a log; allowed: {allowed}; diagnose reads packed logs")
     if not Path(spec).exists():
         try:
             command_for(spec, 0)
         except SourceError as error:
             raise UsageError(f"--{error}") from None
     return spec
+
+
+def _is_binary(path: Path) -> bool:
+    """Whether a file holds something else than lines. Zeros at its start are those of a log that was cut while open."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return b"\0" in file.read(_HEAD).lstrip(b"\0")
+    except (OSError, ValueError):  # what cannot be opened is said when it is read
+        return False
 
 
 def with_interval(config: Config, seconds: float) -> Config:

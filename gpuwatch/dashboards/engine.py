@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from gpuwatch.dashboards.model import CLUSTER, HOST, MODEL, SERVER, Column, Dashboard, Panel, Row, Series
-from gpuwatch.dashboards.shared import ENGINE, EVICTIONS, FROZEN, HEADROOM, POOL_FULL, RANK
+from gpuwatch.dashboards.shared import ENGINE, EVICTIONS, FROZEN, HEADROOM, POOL_FULL, RANK, SERVED
 from gpuwatch.dashboards.units import EVENTS, REQUESTS
 
-_CARD = "{{server}} gpu {{gpu}}"
+_CARD = SERVED + " gpu {{gpu}}"
+
 
 _NOW = Row(
     "Now",
@@ -97,14 +98,14 @@ _TRAFFIC = Row(
             "timeseries",
             "Requests that ended",
             "By reason. `length` everywhere: outputs are cut by max_tokens. `abort`: clients give up.",
-            (Series("finished_by_reason", "{{reason}} {{server}} {{dp_rank}}"),),
+            (Series("finished_by_reason", "{{reason}} " + RANK),),
             unit=REQUESTS,
         ),
         Panel(
             "timeseries",
             "Requests refused",
             "Refused at admission, by reason.",
-            (Series("rejected_by_reason", "{{reason}} {{server}} {{dp_rank}}"),),
+            (Series("rejected_by_reason", "{{reason}} " + RANK),),
             unit=REQUESTS,
             empty="none refused, or the engine does not count them",
         ),
@@ -159,7 +160,7 @@ _POOL = Row(
             (
                 Series("running", f"running {RANK}"),
                 Series("waiting", f"waiting {RANK}"),
-                Series("max_num_seqs", "limit {{server}}", dashed=True),
+                Series("max_num_seqs", f"limit {SERVED}", dashed=True),
             ),
         ),
         Panel(
@@ -182,14 +183,14 @@ _POOL = Row(
                 Series("kv_tokens", f"pool {RANK}"),
                 Series("kv_free_tokens", f"free {RANK}"),
                 Series("request_length_seen", f"per request {RANK}"),
-                Series("max_model_len", "longest allowed {{server}}", dashed=True),
+                Series("max_model_len", f"longest allowed {SERVED}", dashed=True),
             ),
         ),
         Panel(
             "timeseries",
             "Why requests wait",
             "`capacity`: the pool or the batch is full. `deferred`: something else, such as a grammar or a transfer.",
-            (Series("waiting_by_reason", "{{reason}} {{server}} {{dp_rank}}"),),
+            (Series("waiting_by_reason", "{{reason}} " + RANK),),
             empty="none waits, or the engine does not say why",
         ),
         Panel(
@@ -251,21 +252,21 @@ _PROCESS = Row(
             "timeseries",
             "CPU",
             "Cores that the engine's processes use.",
-            (Series("engine_cpu", "{{server}}"),),
+            (Series("engine_cpu", SERVED),),
             empty="the engine's processes are not visible",
         ),
         Panel(
             "timeseries",
             "Resident memory",
             "Of the engine's processes. Growth without end is a leak; growth to a plateau is a cache.",
-            (Series("engine_resident", "{{server}}"),),
+            (Series("engine_resident", SERVED),),
             empty="the engine's processes are not visible",
         ),
         Panel(
             "timeseries",
             "Recognised log lines",
             "Lines of the log that mean something, by event.",
-            (Series("log_events", "{{event}} {{server}}"),),
+            (Series("log_events", "{{event}} " + SERVED + " {{log}}"),),
             unit=EVENTS,
             empty="none, or no log is read",
         ),

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from gpuwatch.dashboards.model import CLUSTER, HOST, Colour, Column, Dashboard, Panel, Row, Series
-from gpuwatch.dashboards.shared import ANY, CARD, FINDING_ROWS, FINDINGS, MACHINE, SOME, SOURCE_AGE, finding_columns
+from gpuwatch.dashboards.shared import (
+    ANY,
+    CARD,
+    FINDING_ROWS,
+    FINDINGS,
+    MACHINE,
+    SERVED,
+    SOME,
+    SOURCE_AGE,
+    finding_columns,
+)
 from gpuwatch.dashboards.units import EVENTS
 
 _STATES: tuple[tuple[float, str, Colour], ...] = (
@@ -12,6 +22,15 @@ _STATES: tuple[tuple[float, str, Colour], ...] = (
     (3.0, "warning", "orange"),
     (4.0, "critical", "red"),
 )
+
+_PLACE = MACHINE + "".join(
+    f" {{{{{label}}}}}"
+    for label in (
+        *("server", "model_name", "dp_rank", "gpu", "uuid"),
+        *("source", "target", "log", "event", "reason", "xid", "name"),
+    )
+)
+"""Where an alert is: of the labels that alerts have, an alert has a few, and those tell it from the others."""
 
 _ACTIVE = Row(
     "Active",
@@ -77,7 +96,7 @@ _HISTORY = Row(
             "state-timeline",
             "Alerts over time",
             "Each alert of the shipped rules. Pending: its condition holds, but not yet for as long as the rule asks.",
-            (Series("alerts", "{{alertname}} {{cluster}} {{host}} {{server}} {{gpu}}"),),
+            (Series("alerts", "{{alertname}} " + _PLACE),),
             width=24,
             height=10,
             mapping=_STATES,
@@ -94,7 +113,7 @@ _HISTORY = Row(
             "timeseries",
             "Recognised log lines",
             "Lines of engine and kernel logs that mean something, by event.",
-            (Series("log_events", "{{event}} {{server}} {{cluster}} {{host}}"),),
+            (Series("log_events", "{{event}} " + SERVED + " {{log}}"),),
             unit=EVENTS,
             empty="none, or no log is read",
         ),

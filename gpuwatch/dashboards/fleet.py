@@ -128,7 +128,7 @@ _ENGINES = Row(
             "KV pool in use",
             "Part of each engine's KV pool that is in use. High and no queue is healthy; high with a queue means that "
             "the pool limits; high with evictions means that work is done twice.",
-            (Series("kv_usage", f"{MACHINE} {RANK}"),),
+            (Series("kv_usage", RANK),),
             limits=(POOL_FULL,),
             top=1,
         ),
@@ -136,14 +136,14 @@ _ENGINES = Row(
             "timeseries",
             "Requests that wait",
             "The queue of each engine. A queue that only grows means that more arrives than is served.",
-            (Series("waiting", f"{MACHINE} {RANK}"),),
+            (Series("waiting", RANK),),
         ),
         Panel(
             "timeseries",
             "Evictions",
             "Running requests that left the batch without finishing, seen from outside; their work is done again. "
             "Make the pool larger or admit fewer requests.",
-            (Series("eviction_rate", f"{MACHINE} {RANK}"),),
+            (Series("eviction_rate", RANK),),
             unit=EVENTS,
             limits=(EVICTIONS,),
         ),
@@ -151,19 +151,19 @@ _ENGINES = Row(
             "timeseries",
             "Generated tokens",
             "Output of each engine. A fall while requests run is what users feel.",
-            (Series("generation_rate", f"{MACHINE} {RANK}"),),
+            (Series("generation_rate", RANK),),
         ),
         Panel(
             "timeseries",
             "Time to first token, 95th percentile",
             "From arrival to first token: the queue and the prefill.",
-            (Series("ttft_p95", f"{MACHINE} {RANK}"),),
+            (Series("ttft_p95", RANK),),
         ),
         Panel(
             "timeseries",
             "Time between tokens, 95th percentile",
             "What a reader sees as stutter. Long prefills of others and evictions raise it.",
-            (Series("itl_p95", f"{MACHINE} {RANK}"),),
+            (Series("itl_p95", RANK),),
         ),
     ),
 )

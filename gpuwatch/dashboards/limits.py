@@ -62,7 +62,7 @@ def _factor(node: Node) -> float | None:
 
 
 def resolve(limits: Iterable[Limit | Level], rules: RuleSet) -> tuple[Threshold, ...]:
-    """Return the thresholds in the order of their values.
+    """Return the thresholds in the order of their values; of several in one rule, the one that is reached first.
 
     Raises:
         LimitError: a shipped rule does not have the comparison. A user's own rule without it gives no threshold.
@@ -77,10 +77,11 @@ def resolve(limits: Iterable[Limit | Level], rules: RuleSet) -> tuple[Threshold,
                 continue
             same = [c for c in comparisons_of(rule.plan) if c.left == limit.left]
             absolute = [c for c in same if not c.relative]
-            hits = {(c.op, c.number) for c in absolute or same}
-            if len(hits) == 1:
-                ((op, number),) = hits
-                found.append(Threshold(number * limit.scale, limit.colour, op in ("<", "<="), rule.name))
+            numbers = [c.number for c in absolute or same]
+            below = {c.op in ("<", "<=") for c in absolute or same}
+            if len(below) == 1:
+                first = max(numbers) if True in below else min(numbers)
+                found.append(Threshold(first * limit.scale, limit.colour, True in below, rule.name))
             elif rule.shipped:
                 seen = sorted({comparison.left for comparison in comparisons_of(rule.plan)})
                 raise LimitError(f"rule {rule.name} compares {', '.join(seen)} with a number, but not {limit.left}")

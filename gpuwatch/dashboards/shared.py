@@ -51,6 +51,8 @@ def finding_columns(link: str = "") -> tuple[Column, ...]:
     return (*_FINDING_COLUMNS, Column("finding", 175, link=link))
 
 
-RANK = "{{server}} {{model_name}} {{dp_rank}}"
 MACHINE = "{{cluster}} {{host}}"
+SERVED = MACHINE + " {{server}}"
+"""An engine: on loopback the address alone is the same on every machine."""
+RANK = SERVED + " {{model_name}} {{dp_rank}}"
 CARD = MACHINE + " gpu {{gpu}}"

@@ -36,15 +36,24 @@ class Pool:
     block: float = 1.0
     null_blocks: int = 1
 
+    @property
+    def usable(self) -> int:
+        """The tokens of the longest request that fits into the empty pool."""
+        return int(self.tokens - self.block * self.null_blocks) if self.blocks is not None else int(self.tokens)
+
     def blocks_for(self, tokens: float) -> int:
         """Return the blocks that one request of `tokens` takes."""
         return max(1, math.ceil(tokens / self.block))
 
     def holds(self, tokens: float) -> int:
         """Return how many requests of `tokens` fit at the same time."""
+        return int(self.share(tokens))
+
+    def share(self, tokens: float) -> float:
+        """Return how many requests of `tokens` fit, with the part of one more; each takes whole blocks."""
         if self.blocks is not None:
-            return int((self.blocks - self.null_blocks) // self.blocks_for(tokens))
-        return int(self.tokens // tokens)
+            return (self.blocks - self.null_blocks) / self.blocks_for(tokens)
+        return self.tokens / tokens
 
     def blocks_needed(self, requests: int, tokens: float) -> int:
         """Return the blocks of a pool that holds `requests` of `tokens`, null block included."""
@@ -97,12 +106,11 @@ def typical_length(subject: Subject) -> Length | None:
     """
     longest = subject.config("max_model_len_tokens", "max_model_len")
     seen = subject.now("engine_request_length_seen_tokens")
-    finished = subject.over("increase", "engine_generation_length_tokens_count", FINISHED_WINDOW)
-    prompt = subject.mean("engine_prompt_length_tokens", FINISHED_WINDOW)
-    output = subject.mean("engine_generation_length_tokens", FINISHED_WINDOW)
-    if finished is not None and finished > ENOUGH_FINISHED and prompt is not None and output is not None:
+    ended = _ended(subject)
+    if ended is not None:
+        series, finished, prompt, output = ended
         mean = prompt + output
-        seen_for = really_seen(subject, "engine_generation_length_tokens_count", 600)
+        seen_for = really_seen(subject, series, 600)
         text = (
             f"{count(finished)} requests finished in the last {seen_for} with {count(prompt)} prompt and "
             f"{count(output)} output tokens on average"
@@ -116,8 +124,10 @@ def typical_length(subject: Subject) -> Length | None:
         guess = begun + HALF_DONE * (seen - begun)
         if longest is not None:
             guess = min(guess, longest)
+        counted = subject.now("engine_generation_length_tokens_count") is not None
         text = (
-            f"hardly any request has finished yet; a running one holds {count(seen)} tokens or more"
+            f"{'hardly any request has finished yet' if counted else 'how long finished requests were is not known'}; "
+            f"a running one holds {count(seen)} tokens or more"
             + (f", {count(begun)} of them prompt," if arrived is not None else "")
             + " and is taken to be half done"
         )
@@ -125,6 +135,30 @@ def typical_length(subject: Subject) -> Length | None:
     if longest is not None:
         return Length(longest, "limit", f"no length was seen; the longest accepted request has {count(longest)} tokens")
     return None
+
+
+def _ended(subject: Subject) -> tuple[str, float, float, float] | None:
+    """Return what is known of finished requests: the series that counts them, how many, and their mean lengths.
+
+    The lengths, prompt and output in tokens, are those of the engine's histograms. SGLang before 0.5.12 has none unless
+    asked to; it counts the tokens of a request as it ends or is streamed, beside the requests that ended.
+    """
+    series = "engine_generation_length_tokens_count"
+    finished = subject.over("increase", series, FINISHED_WINDOW)
+    prompt = subject.mean("engine_prompt_length_tokens", FINISHED_WINDOW)
+    output = subject.mean("engine_generation_length_tokens", FINISHED_WINDOW)
+    if finished is None and subject.sglang:
+        series = "engine_requests_finished_total"
+        finished = subject.over("increase", series, FINISHED_WINDOW, reason="finished")
+        taken, made = (
+            subject.over("increase", f"engine_{kind}_tokens_total", FINISHED_WINDOW)
+            for kind in ("prompt", "generation")
+        )
+        if finished and taken is not None and made is not None:
+            prompt, output = taken / finished, made / finished
+    if finished is None or finished <= ENOUGH_FINISHED or prompt is None or output is None:
+        return None
+    return series, finished, prompt, output
 
 
 def mean_prompt(subject: Subject) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.causes.collectives import FIRST_OPERATIONS, unreachable
+from gpuwatch.diagnosis.causes.collectives import CUSTOM, CUSTOM_RANKS, FIRST_OPERATIONS, OWN_KERNEL, unreachable
 from gpuwatch.diagnosis.context import LOG_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured, percent
@@ -32,9 +32,9 @@ START_ADVICE = (
     Advice("run NCCL's own test (all_reduce_perf) on these GPUs before the engine"),
 )  # fmt: skip
 RUN_ADVICE = (
-    Advice("try without the custom all-reduce: random stalls have ended with it", "--disable-custom-all-reduce"),
+    Advice("look for an Xid at that time: dmesg -T | grep -i xid"),
     Advice("save the stacks of all ranks before the restart (py-spy dump --pid PID): one of them is elsewhere"),
-)  # fmt: skip
+)
 MEET_ADVICE = (
     Advice("start the engine on every node, with the same head address and one rank each, and its port open"),
     Advice("several network cards: name the one that reaches the other node", "GLOO_SOCKET_IFNAME"),
@@ -74,11 +74,23 @@ def nccl_hang(subject: Subject) -> Verdict:
     evidence += [logged(event) for event in subject.events("shm_broadcast_stall", "rpc_timeout", seconds=900)[-1:]]
     where = _where(missing, waiting)
     if numbers:
-        return _numbered(numbers, _operation(timeouts), where, tuple(evidence))
-    return _unnumbered(subject.alert, where, 0.75 if missing else 0.65, tuple(evidence))
+        return _numbered(numbers, _operation(timeouts), where, tuple(evidence), _run_advice(subject, ranks))
+    confidence = 0.75 if missing else 0.65
+    return _unnumbered(subject.alert, where, confidence, tuple(evidence), _run_advice(subject, ranks))
 
 
-def _numbered(numbers: list[int], operation: str, where: str, evidence: tuple[Evidence, ...]) -> Explanation:
+def _run_advice(subject: Subject, ranks: list[Rank]) -> tuple[Advice, ...]:
+    """Return what to do about a group that worked before; vLLM's own all-reduce is named where it may have run."""
+    nodes = subject.number("flag.nnodes") or 1
+    off = subject.flags().get("disable-custom-all-reduce") is True or subject.fact("custom_allreduce") is not None
+    if subject.sglang or off or nodes > 1 or len(ranks) > CUSTOM_RANKS:
+        return RUN_ADVICE
+    return (*RUN_ADVICE, Advice(OWN_KERNEL, CUSTOM, None, "(set)"))
+
+
+def _numbered(
+    numbers: list[int], operation: str, where: str, evidence: tuple[Evidence, ...], run_advice: tuple[Advice, ...]
+) -> Explanation:
     """Explain a hang by the numbers of the collectives that did not end."""
     if min(numbers) <= FIRST_OPERATIONS:
         which = f"The collective number {min(numbers)} of the group never ended{where}"
@@ -86,19 +98,21 @@ def _numbered(numbers: list[int], operation: str, where: str, evidence: tuple[Ev
         return Explanation(cause, 0.85, evidence, START_ADVICE)
     which = f"The collective number {count(max(numbers))}{operation} did not end{where}"
     cause = f"{which}: the group worked before, so this is a stall while running, not the network at start."
-    return Explanation(cause, 0.8, evidence, RUN_ADVICE)
+    return Explanation(cause, 0.8, evidence, run_advice)
 
 
-def _unnumbered(alert: str, where: str, confidence: float, evidence: tuple[Evidence, ...]) -> Explanation:
+def _unnumbered(
+    alert: str, where: str, confidence: float, evidence: tuple[Evidence, ...], run_advice: tuple[Advice, ...]
+) -> Explanation:
     """Explain a hang of which no line tells a number, by what the rule saw."""
     if alert == STANDS:
         cause = f"The ranks wait for each other in a collective{where}: GPUs are busy at little power, nothing moves."
-        return Explanation(cause, confidence, evidence, RUN_ADVICE)
+        return Explanation(cause, confidence, evidence, run_advice)
     if alert == NEVER_MET:
         cause = "The ranks never met: the group was not formed in time. The log line that says where is not known here."
         return Explanation(cause, 0.6, evidence, MEET_ADVICE)
     cause = f"A collective of the ranks did not end in time{where}. Which one it was is not known here."
-    return Explanation(cause, 0.6, evidence, RUN_ADVICE)
+    return Explanation(cause, 0.6, evidence, run_advice)
 
 
 def _longest(subject: Subject) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.bounds import CONSERVATIVE
@@ -207,7 +208,6 @@ def length_exceeds_pool(subject: Subject) -> Verdict:
         )
     if pool is None or longest is None:
         return Unknown("the size of the KV pool and the maximum model length")
-    usable = int(pool.tokens - pool.block * pool.null_blocks) if pool.blocks is not None else int(pool.tokens)
     flag = "--context-length" if subject.sglang else "--max-model-len"
     evidence = [
         measured(f"the KV pool holds {count(pool.tokens)} tokens", "engine_kv_cache_tokens", pool.tokens, "tokens"),
@@ -219,14 +219,16 @@ def length_exceeds_pool(subject: Subject) -> Verdict:
         ),
     ]
     eight = "" if quantised(subject) else ", an 8-bit KV cache"
+    limited = pool_limit(subject, pool, Length(longest, "limit", ""), 1)
+    larger = Advice(f"or enlarge the pool: more memory for it{eight}, or more GPUs", *memory_flag(subject))
     return Explanation(
         f"A request of {count(longest)} tokens can never be served: the KV pool holds {count(pool.tokens)}.",
         0.9,
         tuple(evidence),
         (
-            *pool_limit(subject, pool, Length(longest, "limit", ""), 1),
-            Advice(f"accept no more than fits: {count(usable)} tokens", flag, f"{longest:.0f}", str(usable)),
-            Advice(f"or enlarge the pool: more memory for it{eight}, or more GPUs", *memory_flag(subject)),
+            *limited,
+            Advice(f"accept no more than fits: {count(pool.usable)} tokens", flag, f"{longest:.0f}", str(pool.usable)),
+            *(() if limited else (larger,)),
         ),
     )
 
@@ -235,15 +237,11 @@ def _refused(asked: str, fits: str, subject: Subject, evidence: list[Evidence]) 
     length = f"{int(asked):,} tokens" if asked.isdigit() else "full length"
     room = f"; at most {int(fits):,} would" if fits.isdigit() else ""
     eight = "" if quantised(subject) else ", or store it in 8 bits"
-    advice = [
-        Advice(
-            "accept shorter requests" + (f": {int(fits):,} tokens fit" if fits.isdigit() else ""),
-            "--max-model-len",
-            asked or None,
-            fits if fits.isdigit() else None,
-        ),
-        Advice(f"or give the KV cache more memory{eight}", *memory_flag(subject)),
-    ]
+    limited = pool_limit(subject, None, None, None)
+    shorter = "or accept shorter requests" + (f": {int(fits):,} tokens fit" if fits.isdigit() else "")
+    advice = [*limited, Advice(shorter, "--max-model-len", asked or None, fits if fits.isdigit() else None)]
+    if not limited:  # more memory changes nothing where a flag limits the pool
+        advice.append(Advice(f"or give the KV cache more memory{eight}", *memory_flag(subject)))
     return Explanation(
         f"The engine did not start: one request of {length} does not fit into the KV cache{room}.",
         0.97,
@@ -256,9 +254,7 @@ def _admitted(subject: Subject, limit: float | None) -> int | None:
     """Return how many requests the engine tries to hold at once: the most that were open, up to the batch limit."""
     running, waiting = subject.select("engine_requests_running"), subject.select("engine_requests_waiting")
     wanted = subject.ask(f"max_over_time(({running} + {waiting})[2m:5s])")
-    if wanted is None:
-        wanted = subject.now("engine_requests_running")
-    if wanted is None:
+    if wanted is None and (wanted := subject.now("engine_requests_running")) is None:
         return None
     return max(1, int(min(wanted, limit) if limit is not None else wanted))
 
@@ -278,9 +274,10 @@ def _storm_cause(subject: Subject, pool: Pool | None, length: Length | None, adm
         start += ". It"
     if length is None:
         return f"{start} is exhausted: requests are {fate}."
-    holds = pool.tokens / length.tokens
+    holds = math.floor(pool.share(length.tokens) * 10) / 10
     about = {"finished": "", "held": "at least "}.get(length.basis, "about ")
-    many = f", and up to {count(admitted)} are admitted at once" if admitted is not None and admitted > holds else ""
+    wanted = "admitted" if subject.config("max_num_seqs", "max_num_seqs") else "open"
+    many = f", and up to {count(admitted)} are {wanted} at once" if admitted is not None and admitted > holds else ""
     return f"{start} holds {holds:.1f} requests of {about}{count(length.tokens)} tokens{many}: requests are {fate}."
 
 

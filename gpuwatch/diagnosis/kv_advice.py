@@ -58,15 +58,16 @@ def pool_limit(subject: Subject, pool: Pool | None, length: Length | None, admit
 def seats_advice(
     subject: Subject, pool: Pool | None, length: Length | None, limit: float | None, admitted: int | None
 ) -> list[Advice]:
-    """Return the advice to admit only as many requests as the pool holds, and fewer than the `admitted` ones."""
+    """Return the advice to admit only as many requests as the pool holds, and fewer than ran at once."""
     if pool is None or length is None:
         return []
     flag = "--max-running-requests" if subject.sglang else "--max-num-seqs"
     now = f"{limit:.0f}" if limit is not None else None
     fits = max(1, pool.holds(length.tokens))
     open_ = admitted if admitted is not None else limit
-    if open_ is not None and fits >= open_:
-        return _fewer_seats(subject, length, flag, now, int(open_))
+    most = subject.over("max_over_time", "engine_requests_running", "2m")
+    if open_ is not None and fits >= min(open_, most or open_):
+        return _fewer_seats(subject, length, flag, now, int(min(open_, fits)))
     text = f"admit only what fits: {count(pool.tokens)} tokens hold {_requests(fits)} of {count(length.tokens)}"
     if pool.holds(length.tokens) < 1:
         text = (
@@ -79,18 +80,18 @@ def seats_advice(
     return [Advice(text, flag, now, str(fits))]
 
 
-def _fewer_seats(subject: Subject, length: Length, flag: str, now: str | None, admitted: int) -> list[Advice]:
-    """Return the advice where all `admitted` requests would fit by their typical length, and yet some are thrown out.
+def _fewer_seats(subject: Subject, length: Length, flag: str, now: str | None, fitting: int) -> list[Advice]:
+    """Return the advice where as many as run at most would fit by their typical length, and yet some are thrown out.
 
     The pool holds what runs beside the evictions: the mean of running requests over the last minute, at most one
-    request fewer than are admitted.
+    request fewer than the `fitting` ones.
     """
-    if admitted <= 1:
+    if fitting <= 1:
         return []
     ran = subject.over("avg_over_time", "engine_requests_running", "1m")
-    fewer = admitted - 1 if ran is None else max(1, min(admitted - 1, math.floor(ran)))
+    fewer = fitting - 1 if ran is None else max(1, min(fitting - 1, math.floor(ran)))
     text = (
-        f"admit fewer: {_requests(admitted)} would fit if each had the typical {count(length.tokens)} tokens, but "
+        f"admit fewer: {_requests(fitting)} would fit if each had the typical {count(length.tokens)} tokens, but "
         "lengths vary, and longer ones together do not fit"
     )
     if ran is not None:

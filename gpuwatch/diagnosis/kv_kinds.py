@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FULL = 0.9
 """KV usage that one request alone reaches only if it fills the pool."""
+SEEN_FULL = 0.7
+"""The same where nobody waits: a request that fills the pool several times a second shows so much on some page."""
 LONG_PROMPT = 0.1
 """Prompts of at least this share of the pool are thrown away at a cost when they are evicted half computed."""
 RECOMPUTED = "thrown out of it and computed again"
@@ -50,7 +52,8 @@ def _never_fits(subject: Subject, pool: Pool | None) -> Kind | None:
     most = subject.over("max_over_time", "engine_requests_running", "1m")
     usage = subject.over("max_over_time", "engine_kv_cache_usage_ratio", "1m")
     ended = subject.total("increase", "engine_requests_finished_total", "1m")
-    alone = most is not None and most <= 1 and usage is not None and usage >= FULL and ended == 0
+    full = SEEN_FULL if subject.over("max_over_time", "engine_requests_waiting", "1m") == 0 else FULL
+    alone = most is not None and most <= 1 and usage is not None and usage >= full and ended == 0
     if subject.sglang or pool is None or not (alone or lines):
         return None
     evidence = [logged(line) for line in lines[-1:]]

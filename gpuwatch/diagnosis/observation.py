@@ -1,13 +1,13 @@
-"""Engines that do not answer, or answer and stand still; sources that fail."""
+"""Engines that do not answer; sources that fail; GPUs without readings."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.context import ENGINE_SCOPE, GPU_SCOPE, SERVER_SCOPE
+from gpuwatch.diagnosis.context import GPU_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
-from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, logged, measured, told
+from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.gpus import known_uuid
 from gpuwatch.model import label
@@ -31,18 +31,27 @@ DEATHS = (
     "engine_dead",
 )
 """Log events that explain an engine which no longer answers, nearest to the root first."""
-TRANSFER = ("flag.kv-transfer-config", "flag.kv-offloading-size", "flag.disaggregation-mode")
-"""The flags that let requests wait for a KV cache from another server, or from the host."""
-STALLS = ("nccl_timeout", "sglang_watchdog", "rpc_timeout", "shm_broadcast_stall", "nccl_error", "xid")
-
-
-IDLE = 0.2
-"""A GPU that is busy for less than this does not compute."""
-SPINS = 0.99
 STARVED = 0.5
 """Seconds per second that gpuwatch waits for a processor: over this, what it could not read in time says nothing."""
+LOOPBACK = ("127.", "localhost:", "[::1]:")
+"""How servers begin whose address refuses at once where nothing listens: a time-out there is a program that is slow."""
 LONGEST_TIMEOUT = 60.0
 """The most seconds for one poll that gpuwatch's configuration takes."""
+DRIVER: dict[str, tuple[str, str]] = {
+    "driver_mismatch": (
+        "the driver was replaced while it ran, and differs in version from its library (libnvidia-ml.so.1)",
+        "drain the machine, then reload the kernel module (rmmod and modprobe nvidia) or reboot; start containers anew",
+    ),
+    "no_driver": (
+        "the driver is not loaded any more, or its library is gone",
+        "load the driver (modprobe nvidia) until nvidia-smi lists the GPUs; start a container with --gpus all",
+    ),
+    "no_permission": (
+        "this user or container may not use the driver any more",
+        "see who may read /dev/nvidiactl and /dev/nvidia0; in a container: start it with --gpus all",
+    ),
+}
+"""By reason for which NVML as a whole fails: what it means, and what helps."""
 FLAPPING = "GpuwatchSourceFlapping"
 """The rule that fires on a source that answers now and then; it may fail at this very moment."""
 GPU_STATES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -90,6 +99,7 @@ def engine_down(subject: Subject) -> Verdict:
     confidence = 0.85
     events = subject.events(*DEATHS, seconds=900)
     told = sorted(events, key=lambda event: (DEATHS.index(event.event), event.time))
+    late = subject.now("source_failing", SERVER_SCOPE, source="engine", reason="timeout") == 1
     if told:
         first = told[0]
         cause = f"{subject.server} is down; its log says why: {_short(first.text)}"
@@ -98,135 +108,43 @@ def engine_down(subject: Subject) -> Verdict:
     elif processes == 0:
         cause = f"{subject.server} is down: its processes are gone."
         confidence = 0.95
+    elif late:
+        return _too_late(subject, evidence, processes)
     elif processes:
         cause = f"{subject.server} does not answer although its processes exist: it hangs, starts, or is overloaded."
     advice = [Advice("read the end of the engine's log, and dmesg for a process that was killed")]
-    if not subject.sglang and age is not None:
+    if not subject.sglang and age is not None and not processes:
         text = "vLLM ends with status 0 when its engine dies: restart it on every exit, not on failure only"
         advice.append(Advice(text))
     return Explanation(cause, confidence, tuple(evidence), tuple(advice))
 
 
-def engine_stalled(subject: Subject) -> Verdict:
-    """Explain a page that stands still while requests are open."""
-    frozen = subject.now("engine_page_frozen_seconds")
-    if frozen is None:
-        return Unknown("the engine's page, read twice")
-    running, waiting = subject.now("engine_requests_running"), subject.now("engine_requests_waiting")
-    evidence: list[Evidence] = [
-        measured(
-            f"no value of the page has changed for {count(frozen)} s", "engine_page_frozen_seconds", frozen, "seconds"
-        )
-    ]
-    for name, value in (("running", running), ("waiting", waiting)):
-        if value is not None:
-            evidence.append(measured(f"{count(value)} requests {name}", f"engine_requests_{name}", value))
-    cause = (
-        "The front end still answers, but the engine behind it makes no step: a scheduler or worker is dead or hangs."
+def _too_late(subject: Subject, evidence: list[Evidence], processes: float | None) -> Explanation:
+    """Explain a page that does not come in the time for which gpuwatch waits: nothing says that the engine ended."""
+    took = subject.over("max_over_time", "source_poll_seconds", "2m", SERVER_SCOPE, source="engine")
+    text = "polls end without a complete answer, and none is refused"
+    evidence.append(measured(text, "source_failing", 1.0))
+    within = ""
+    if took is not None:
+        within = f" within {took:.1f} s, which is as long as gpuwatch waits"
+        text = f"a poll was given up after {took:.1f} s"
+        evidence.append(measured(text, "source_poll_seconds", took, "seconds"))
+    known = subject.server.startswith(LOOPBACK) or bool(processes)
+    cause = f"{subject.server} does not answer{within}: its front end is overloaded or hangs" + (
+        "." if known else ", or its machine or the network does not answer."
     )
-    left = subject.now("engine_processes", SERVER_SCOPE)
-    before = subject.over("max_over_time", "engine_processes", f"{math.ceil(frozen) + 60}s", SERVER_SCOPE)
-    ended = left is not None and before is not None and left < before
-    if left is not None and before is not None and ended:
-        gone = f"{count(before - left)} of {count(before)} processes of the engine ended"
-        evidence.append(measured(f"{gone} about the time the page stood still", "engine_processes", left))
-        cause = f"The front end still answers, but a part of the engine behind it has died: {gone}."
-    events = subject.events(*STALLS, seconds=900)
-    evidence += [logged(event) for event in events[-3:]]
-    if any(event.event == "nccl_timeout" for event in events):
-        cause = "A collective operation between the ranks never ended; the engine makes no step."
-    busy = _busy(subject)
-    if busy is not None:
-        evidence.append(_told_busy(*busy))
-    restart = Advice("restart the engine; before that, save the stacks (py-spy dump) of its scheduler and workers")
-    hung = _hung_driver(subject)
-    if hung is not None and not ended:
-        cause = (
-            "The front end still answers, but the engine behind it makes no step, and calls to the GPU driver do not "
-            "return: what asks the driver waits with it."
-        )
-        text = "settle driver_unresponsive first: processes that hang in the driver do not end, and a restart waits too"
-        return Explanation(cause, 0.85, (*evidence, hung), (Advice(text),))
-    if running == 0 and not events and not ended:
-        return _nothing_runs(subject, cause, evidence, restart)
-    return Explanation(cause, 0.9 if events or ended else 0.75, tuple(evidence), (restart,))
-
-
-def _nothing_runs(subject: Subject, cause: str, evidence: list[Evidence], restart: Advice) -> Explanation:
-    """Explain requests that wait where none runs: for a KV cache from elsewhere, or for a grammar."""
-    transfer = _takes_kv_caches(subject)
-    if transfer is not None:
-        cause = (
-            "Nothing runs and requests wait: either the KV cache that they need does not come from the prefill server, "
-            "or the scheduler hangs. The page does not tell which."
-        )
-        first = Advice("look at the prefill server, and at the link and the log lines of the transfer")
-        return Explanation(cause, 0.5, (*evidence, transfer), (first, restart))
-    deferred = subject.now("engine_requests_waiting_by_reason", reason="deferred")
-    known = subject.now("engine_config_kv_transfer", SERVER_SCOPE) == 0 or bool(subject.flags())
-    if deferred is None and not known:
-        cause += " Or it is a decode server whose prefill server does not deliver: its launch flags are not known."
-        return Explanation(cause, 0.5, tuple(evidence), (restart,))
-    if not deferred:
-        return Explanation(cause, 0.75, tuple(evidence), (restart,))
-    text = f"{count(deferred)} of the requests that wait are deferred: the engine puts them off itself"
-    evidence.append(measured(text, "engine_requests_waiting_by_reason", deferred))
-    grammar = "a grammar (structured output: a JSON schema, a regular expression) that is not compiled to its end"
-    if known:
-        evidence.append(
-            excluded("a KV cache from elsewhere: no launch flag names one", "engine_config_kv_transfer", 0.0)
-        )
-        cause = f"Nothing runs, and the requests that wait are put off: they wait for {grammar}."
-    else:
-        cause = (
-            f"Nothing runs, and the requests that wait are put off: they wait for {grammar}, or for a KV cache from "
-            "another server. The launch flags, which tell which, are not known."
-        )
-    first = Advice("look for the request with structured output that came before the stall, and keep it out")
-    return Explanation(cause, 0.8 if known else 0.5, tuple(evidence), (first, restart))
-
-
-def _takes_kv_caches(subject: Subject) -> Evidence | None:
-    """Return what says that the engine takes KV caches from elsewhere; None where nothing does."""
-    for key in TRANSFER:
-        fact = subject.fact(key)
-        if fact is not None and fact.value not in ("", "null", 0):
-            return told(fact, f"the engine takes KV caches from elsewhere (--{key.removeprefix('flag.')})")
-    if subject.now("engine_config_kv_transfer", SERVER_SCOPE) == 1:
-        text = "the engine takes KV caches from elsewhere, as its launch flags say"
-        return measured(text, "engine_config_kv_transfer", 1.0)
-    asked = subject.now("engine_external_prefix_cache_queries_total")
-    if asked:
-        text = f"the engine has looked for {count(asked)} tokens in a KV connector"
-        return measured(text, "engine_external_prefix_cache_queries_total", asked, "tokens")
-    for labels, _ in subject.context.samples(subject.select("engine_info", SERVER_SCOPE)):
-        role = label(labels, "role")
-        if role in ("prefill", "decode"):
-            return measured(f"the engine is the {role} server of a pair", "engine_info", 1.0)
-    return None
-
-
-def _hung_driver(subject: Subject) -> Evidence | None:
-    """Return for how long the driver of the engine's GPUs has not answered; None where it does."""
-    placed = f"max_over_time({subject.select('gpu_engine', SERVER_SCOPE)}[10m])"
-    one = f"max(gpuwatch_gpu_unresponsive_seconds and on (host, uuid) {placed}) > 5"
-    here = f"({placed} or {subject.select('engine_processes', SERVER_SCOPE)} > 0)"
-    whole = f"max({subject.select('host_nvml_unresponsive_seconds', ('host',))} and on (host) {here}) > 5"
-    for name, expr, what in (
-        ("host_nvml_unresponsive_seconds", whole, "an NVML call on this machine"),
-        ("gpu_unresponsive_seconds", one, "a driver call to a GPU of the engine"),
-    ):
-        seconds = subject.ask(expr)
-        if seconds is not None:
-            return measured(f"{what} has not returned for {count(seconds)} s", name, seconds, "seconds")
-    return None
+    advice = [Advice("see whether its page comes at all, and after how long: curl -m 60 -o /dev/null URL/metrics")]
+    if took is not None and took < LONGEST_TIMEOUT:
+        advice.append(_longer_timeout(took))
+    text = "look at the processor time of its front end (top): one that is busy all the time answers late"
+    advice.append(Advice(text if subject.sglang else f"{text}; vLLM shares the work among more (--api-server-count)"))
+    return Explanation(cause, 0.8 if known else 0.6, tuple(evidence), tuple(advice))
 
 
 def source_degraded(subject: Subject) -> Verdict:
-    """Explain a source that fails, or a GPU without readings. The reason itself is in the state of the source."""
+    """Explain a source that fails, or a GPU without readings."""
     if "uuid" in subject.labels:
         return _unreadable_gpu(subject)
-    source, target = subject.labels.get("source", ""), subject.labels.get("target", "")
     age = subject.now("source_age_seconds", SOURCE_SCOPE)
     failures = subject.over("increase", "source_failures_total", "5m", SOURCE_SCOPE)
     share = subject.over("avg_over_time", "source_up", "2m", SOURCE_SCOPE)
@@ -241,29 +159,45 @@ def source_degraded(subject: Subject) -> Verdict:
         evidence.append(measured(text, "source_failures_total", failures))
     if not evidence:
         return Unknown("the state of the source")
-    down = subject.now("source_up", SOURCE_SCOPE) == 0 and subject.alert != FLAPPING
-    if down:
-        cause = f"{source} {target} can no longer be read: what it showed is old, and rules that need it cannot judge."
-    else:
-        cause = f"{source} {target} answers only now and then: its series have gaps, and rules that need it judge late."
+    source, target = subject.labels.get("source", ""), subject.labels.get("target", "")
+    who = source if target in ("", source) else f"{source} {target}"
     took = subject.over("max_over_time", "source_poll_seconds", "2m", SOURCE_SCOPE)
-    if not down and took is not None and took > 1:
-        evidence.append(measured(f"a poll took up to {took:.1f} s", "source_poll_seconds", took, "seconds"))
     advice = Advice("run gpuwatch doctor: it says what is missing and how to fix it")
     late = subject.over("max_over_time", "source_failing", "2m", SOURCE_SCOPE, reason="timeout")
     if source == "engine" and late and took is not None and took < LONGEST_TIMEOUT:
         advice = _longer_timeout(took)
+    if subject.now("source_up", SOURCE_SCOPE) == 0 and subject.alert != FLAPPING:
+        return _silent(subject, who, evidence, advice)
+    cause = f"{who} answers only now and then: its series have gaps, and rules that need it judge late."
+    if took is not None and took > 1:
+        evidence.append(measured(f"a poll took up to {took:.1f} s", "source_poll_seconds", took, "seconds"))
+    return Explanation(cause, 0.9, tuple(evidence), (advice,))
+
+
+def _silent(subject: Subject, who: str, evidence: list[Evidence], advice: Advice) -> Explanation:
+    """Explain a source that gives nothing any more, by the reason with which its polls fail."""
+    reason = _reason(subject)
     starved = subject.over("max_over_time", "process_starved_ratio", "1m", ("host",))
-    slow = any(subject.now("source_failing", SOURCE_SCOPE, reason=reason) == 1 for reason in ("timeout", "hung"))
-    if down and slow and starved is not None and starved > STARVED:
+    if reason in ("timeout", "hung") and starved is not None and starved > STARVED:
         text = f"threads of gpuwatch waited {starved:.1f} s in each second for a processor"
         evidence.append(measured(text, "process_starved_ratio", starved, "ratio"))
-        cause = (
-            f"{source} {target} is not read in time because gpuwatch itself gets no processor; its state is unknown."
-        )
+        cause = f"{who} is not read in time because gpuwatch itself gets no processor; its state is unknown."
         text = "give gpuwatch a share of the processors: CPUWeight=500 for its unit, nice -n -5, or a core of its own"
+        return Explanation(cause, 0.9, tuple(evidence), (Advice(text),))
+    cause = f"{who} can no longer be read: what it showed is old, and rules that need it cannot judge."
+    if reason:
+        evidence.append(measured(f"its polls fail with the reason: {reason.replace('_', ' ')}", "source_failing", 1.0))
+    if who == "nvml" and reason in DRIVER:
+        meaning, text = DRIVER[reason]
+        cause = f"The GPUs can no longer be read: {meaning}. What was shown of them is old."
         advice = Advice(text)
     return Explanation(cause, 0.9, tuple(evidence), (advice,))
+
+
+def _reason(subject: Subject) -> str:
+    """Return why the polls of a source fail now; the empty string where that is not known."""
+    found = subject.context.samples(subject.select("source_failing", SOURCE_SCOPE))
+    return next((label(labels, "reason") for labels, value in found if value == 1), "")
 
 
 def _longer_timeout(took: float) -> Advice:
@@ -295,38 +229,12 @@ def _unreadable_gpu(subject: Subject) -> Verdict:
     )
 
 
-def _busy(subject: Subject) -> tuple[float, int] | None:
-    """Return how busy the busiest GPU of the engine is, and how many it has; None where that is not known."""
-    placed = subject.select("gpu_engine", SERVER_SCOPE)
-    busy = subject.context.samples(f"{placed} * on (host, uuid) group_left () gpuwatch_gpu_busy_ratio")
-    return (max(value for _, value in busy), len(busy)) if busy else None
-
-
-def _told_busy(busy: float, gpus: int) -> Evidence:
-    """Say how busy the GPUs are, and what that means where it is clear. A collective spins while it waits."""
-    if busy < IDLE:
-        meaning = ": it computes nothing" if gpus == 1 else ": none of them computes"
-    elif busy > SPINS and gpus > 1:
-        meaning = ": one that is always busy may wait in a collective for another"
-    else:
-        meaning = "; whether it computes or waits, that does not tell"
-    subject = "the engine's GPU is" if gpus == 1 else f"the busiest of the engine's {gpus} GPUs is"
-    return measured(f"{subject} {busy * 100:.0f} % busy{meaning}", "gpu_busy_ratio", busy, "ratio")
-
-
 def _short(text: str, most: int = 160) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 DIAGNOSES = (
     Diagnosis("engine_down", "critical", "The engine does not answer", engine_down, SERVER_SCOPE),
-    Diagnosis(
-        "engine_stalled",
-        "critical",
-        "Requests are open and nothing moves",
-        engine_stalled,
-        ENGINE_SCOPE,
-    ),
     Diagnosis(
         "source_degraded",
         "warning",

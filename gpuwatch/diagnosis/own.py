@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.explanation import Unknown
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER, Evidence, Finding
+from gpuwatch.promql.goformat import general
 
 if TYPE_CHECKING:
     from gpuwatch.alerts.ownrules import OwnRules
@@ -47,7 +48,8 @@ def of_own_rule(
     summary, description = alert.annotations.get("summary", ""), alert.annotations.get("description", "")
     if alert.name in own.quoting:
         description = description.partition(_QUOTE)[0]
-    fires = Evidence(f"{alert.name} fires at {alert.told_value:g}", "rule", name=alert.name, value=alert.told_value)
+    text = f"{alert.name} fires at {general(alert.told_value, 6)}"
+    fires = Evidence(text, "rule", name=alert.name, value=alert.told_value)
     explained = verdict is not None and not isinstance(verdict, Unknown) and bool(verdict.evidence)
     title, confidence = summary or alert.name, 0.5
     evidence: tuple[Evidence, ...] = (fires,)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
     from gpuwatch.diagnosis.finding import Evidence
     from gpuwatch.engines.version import Version
+    from gpuwatch.model import Fact
 
 IN_BLOCKS = "GpuwatchPrefixMetricsInBlocks"
 PER_PROCESS = "GpuwatchMetricsPerProcess"
@@ -54,12 +55,16 @@ def metrics_disabled(subject: Subject) -> Verdict:
     age = subject.now("source_age_seconds", SOURCE_SCOPE)
     if age is not None:
         return _no_longer_served(subject, age, evidence)
+    other = subject.fact("page.other")
+    if reason == "not_metrics" and other is not None and other.value:
+        return _another_page(subject, other)
     engine = subject.fact("engine")
+    # SGLang without its metrics has no page at all; vLLM without its statistics has one, of Python's own metrics.
     kind = str(engine.value) if engine is not None else ""
     off = []
-    if kind in ("", "sglang"):
+    if kind == "sglang" or (kind == "" and reason == "not_found"):
         off.append(Advice("SGLang has metrics only when they are switched on", "--enable-metrics", None, "true"))
-    if kind in ("", "vllm"):
+    if kind == "vllm" or (kind == "" and reason != "not_found"):
         off.append(
             Advice(
                 "vLLM has them unless log statistics are off; wrappers and LLM() in Python switch them off by default "
@@ -73,6 +78,19 @@ def metrics_disabled(subject: Subject) -> Verdict:
         off.append(Advice("or the address is that of another program: check the port and the path"))
     cause = f"{subject.server} serves no engine metrics: they are switched off, or this is not the engine's address."
     return Explanation(cause, 0.7, tuple(evidence), tuple(off))
+
+
+def _another_page(subject: Subject, other: Fact) -> Verdict:
+    """Explain a server that answers with what is no metrics page at all: no setting of an engine does that."""
+    cause = (
+        f"{subject.server} answers, but not with metrics: this is not the address or path of an engine's metrics, or a "
+        "proxy or a login stands before it."
+    )
+    advice = (
+        Advice("check the port and the path: ask the engine's own port for /metrics, past any proxy"),
+        Advice("where a login is asked for: give token_file or token_env under [[engine]], or lift it for the page"),
+    )
+    return Explanation(cause, 0.85, (told(other, str(other.value)),), advice)
 
 
 def _no_longer_served(subject: Subject, age: float, evidence: list[Evidence]) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.context import GPU_SCOPE
@@ -32,6 +33,8 @@ POWER = frozenset({"power", "sw_power_cap"})
 SUPPLY = frozenset({"power_brake", "board_limit"})
 SELDOM = 0.7
 """A reason that hardly ever lowered the clocks is believed by this factor less than one that always did."""
+STEP = 10.0
+"""Watts to which a proposed power limit is rounded down."""
 LOWERED = 0.95
 """A limit below this share of the default was set by somebody."""
 
@@ -65,8 +68,23 @@ def throttling(subject: Subject) -> Verdict:
         ))  # fmt: skip
     return Explanation(cause, weight * 0.9, tuple(evidence), (
         Advice(f"improve the cooling of GPU {gpu}: air flow, fans, filters, neighbours, room temperature"),
-        Advice("until then a lower power limit gives steadier speed than throttling", f"nvidia-smi -i {gpu} -pl"),
+        _steadier(subject, gpu),
     ))  # fmt: skip
+
+
+def _steadier(subject: Subject, gpu: str) -> Advice:
+    """Return the power limit at which a card that is too hot keeps its clocks: what it draws while they are lowered."""
+    limit = subject.now("gpu_power_limit_watts", GPU_SCOPE)
+    draw = subject.over("avg_over_time", "gpu_power_watts", "1m", GPU_SCOPE)
+    known = limit is not None and draw is not None and STEP <= draw < limit
+    proposed = f"{math.floor(draw / STEP) * STEP:.0f}" if known and draw is not None else None
+    return Advice(
+        "until then a lower power limit gives steadier speed than throttling"
+        + (": what it draws now on average" if proposed else ""),
+        f"nvidia-smi -i {gpu} -pl",
+        f"{limit:.0f}" if limit is not None else None,
+        proposed,
+    )
 
 
 def _shares(subject: Subject) -> dict[str, float]:
@@ -96,7 +114,14 @@ def _busy(subject: Subject) -> list[Evidence]:
     return (
         []
         if busy is None
-        else [measured(f"it was busy for {percent(busy)} of that minute", "gpu_busy_ratio", busy, "ratio")]
+        else [
+            measured(
+                f"it was busy for {percent(busy)} of what was watched of the last minute",
+                "gpu_busy_ratio",
+                busy,
+                "ratio",
+            )
+        ]
     )
 
 

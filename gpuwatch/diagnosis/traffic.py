@@ -11,6 +11,8 @@ from gpuwatch.diagnosis.context import ENGINE_SCOPE, GPU_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, measured, percent, rate
 from gpuwatch.diagnosis.finding import Advice
+from gpuwatch.engines.flag_versions import available
+from gpuwatch.engines.version import show_version
 from gpuwatch.model import label
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ POOL_FULL = 0.85
 """KV usage from which the pool, not the batch limit, keeps requests waiting."""
 LOOK_AHEAD = 600.0
 """Seconds after which the waiting time is told if nothing changes."""
+WORTH_WAITING = 30.0
+"""Seconds that a client is taken to wait for its turn before it is better refused."""
 CHANGED = 1.3
 """A cost per request that rose by this factor is named."""
 THROTTLED = 0.1
@@ -67,8 +71,8 @@ def queue_growth(subject: Subject) -> Verdict:
                 f"{arrivals / served:.1f} times what this one ends"
             )
         )
-    if waiting >= 1:
-        advice.append(Advice(*_refuse(subject, waiting)))
+    if waiting >= 1 and served > 0:
+        advice.append(_refuse(subject, served))
     return Explanation(cause + ".", 0.85, tuple(evidence), tuple(advice))
 
 
@@ -99,12 +103,16 @@ def _take_more(subject: Subject, running: float) -> tuple[Advice, ...]:
     return (Advice(text, flag, f"{limit:.0f}", str(fits)),)
 
 
-def _refuse(subject: Subject, waiting: float) -> tuple[str, str, str | None, str | None]:
-    flag = "--max-queued-requests" if subject.sglang else "--max-num-queued-reqs"
-    text = "or refuse early instead of letting clients time out (vLLM 0.29 and newer)"
+def _refuse(subject: Subject, served: float) -> Advice:
+    """Return the queue that is worth having: as many as end, at `served` per second, within `WORTH_WAITING`."""
+    most = max(1, round(served * WORTH_WAITING))
+    text = f"or refuse early instead of letting clients time out: {count(most)} that wait take {WORTH_WAITING:.0f} s"
     if subject.sglang:
-        text = "or refuse early instead of letting clients time out"
-    return text, flag, None, f"{waiting:.0f}"
+        return Advice(text, "--max-queued-requests", None, str(most))
+    flag, version = "max-num-queued-reqs", subject.version
+    if version is not None and not available("vllm", version, flag):
+        return Advice(f"{text}; at the gateway, vLLM {show_version(version)} cannot (0.29 and newer can)")
+    return Advice(text + (" (vLLM 0.29 and newer)" if version is None else ""), f"--{flag}", None, str(most))
 
 
 def throughput_collapse(subject: Subject) -> Verdict:

@@ -35,6 +35,7 @@ _ROWS = """
 started                  | | | last | line that began the present run of the server; facts of earlier runs no longer hold
 ready                    | | | last | true once the server said that it takes requests
 server.url               | | | last | address that the server said it listens on
+page.other               | | | last | what the metrics address answers instead of metrics; empty where it answers with some
 engine                   | | | last | vllm or sglang
 version                  | | | last | version of the engine
 model                    | | | last | model path or name

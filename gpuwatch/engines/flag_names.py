@@ -215,8 +215,11 @@ max-running-requests | max-num-seqs
 chunked-prefill-size | max-num-batched-tokens
 max-prefill-tokens | max-num-batched-tokens
 tp-size | tensor-parallel-size
+tp | tensor-parallel-size
 dp-size | data-parallel-size
+dp | data-parallel-size
 pp-size | pipeline-parallel-size
+pp | pipeline-parallel-size
 model-path | model
 page-size | block-size
 disable-radix-cache | no-enable-prefix-caching

@@ -19,33 +19,33 @@ if TYPE_CHECKING:
 
 ProblemKind: TypeAlias = Literal["unknown", "risky"]
 
-# flag | versions that have it (never: of the other engine, or of none) | what does the same elsewhere
+# flag | versions that have it (never: of the other engine, or of none) | what does the same elsewhere (~: by other values)
 _VLLM_SPANS = """
 api-server-count                | 0.9.1- |
 calculate-kv-scales             | 0.7.0-0.27 | a checkpoint with KV scales
 chunked-prefill-size            | never | --max-num-batched-tokens
 cpu-offload-gb                  | 0.5.3- |
-cudagraph-capture-sizes         | 0.11.1- | --compilation-config
+cudagraph-capture-sizes         | 0.11.1- | ~--compilation-config
 data-parallel-external-lb       | 0.9.2- |
 data-parallel-size              | 0.8.0- |
 decode-context-parallel-size    | 0.10.2- |
 disable-hybrid-kv-cache-manager | 0.9.1- |
-distributed-executor-backend    | 0.4.3- | --worker-use-ray
+distributed-executor-backend    | 0.4.3- | ~--worker-use-ray
 enable-chunked-prefill          | 0.4.1- |
 enable-expert-parallel          | 0.8.0- |
 enable-mfu-metrics              | 0.14- |
 enable-prefix-caching           | 0.4.1- |
 enable-sleep-mode               | 0.7.0- |
-hf-overrides                    | 0.6.3- | --rope-scaling
+hf-overrides                    | 0.6.3- | ~--rope-scaling
 kv-cache-dtype                  | 0.3.3- |
-kv-cache-memory-bytes           | 0.10.2- | --gpu-memory-utilization
+kv-cache-memory-bytes           | 0.10.2- | ~--gpu-memory-utilization
 kv-cache-metrics                | 0.12- |
-kv-offloading-size              | 0.11.1- | --kv-transfer-config
+kv-offloading-size              | 0.11.1- | ~--kv-transfer-config
 kv-transfer-config              | 0.6.5- |
 limit-mm-per-prompt             | 0.5.5- |
-long-prefill-token-threshold    | 0.7.3- | --max-num-batched-tokens
-max-cudagraph-capture-size      | 0.11.1- | --compilation-config
-max-num-partial-prefills        | 0.7.3-0.26 | --long-prefill-token-threshold
+long-prefill-token-threshold    | 0.7.3- | ~--max-num-batched-tokens
+max-cudagraph-capture-size      | 0.11.1- | ~--compilation-config
+max-num-partial-prefills        | 0.7.3-0.26 | ~--long-prefill-token-threshold
 max-num-queued-reqs             | 0.29- |
 mm-processor-kwargs             | 0.6.2- |
 ngram-prompt-lookup-max         | 0.5.0-0.8.2 | --speculative-config
@@ -114,7 +114,10 @@ LAST_PATCH = 99
 
 @dataclass(frozen=True, slots=True)
 class FlagProblem:
-    """What is wrong with one launch flag. `proposed` is the value to set; empty: remove the flag."""
+    """What is wrong with one launch flag. `proposed` is the value to set; empty: remove the flag.
+
+    `instead` is what does the same; with `carries` it takes the value as it is.
+    """
 
     flag: str
     kind: ProblemKind
@@ -122,12 +125,14 @@ class FlagProblem:
     text: str
     instead: str = ""
     proposed: str = ""
+    carries: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class _Availability:
     spans: tuple[Span, ...]
     instead: str
+    carries: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,8 @@ def _read_spans(rows: str) -> dict[str, _Availability]:
     table = {}
     for row in rows.strip().splitlines():
         flag, versions, instead = (part.strip() for part in row.split("|", 2))
-        table[flag] = _Availability(_NEVER if versions == "never" else (_span(versions),), instead)
+        spans = _NEVER if versions == "never" else (_span(versions),)
+        table[flag] = _Availability(spans, instead.removeprefix("~"), carries=not instead.startswith("~"))
     return table
 
 
@@ -175,13 +181,14 @@ def unknown_flag(engine: str, version: str, flag: str) -> FlagProblem | None:
     if row is None:
         return None
     if not row.spans:
-        return FlagProblem(flag, "unknown", "", f"no version of {_TITLES[engine]} has --{flag}", row.instead)
+        words = f"no version of {_TITLES[engine]} has --{flag}"
+        return FlagProblem(flag, "unknown", "", words, row.instead, carries=row.carries)
     parsed = parse_version(version)
     if parsed is None or any(parsed in span for span in row.spans):
         return None
     spans = ", ".join(map(_show_span, row.spans))
     text = f"{_TITLES[engine]} {show_version(parsed)} does not have --{flag}; it exists in {spans}"
-    return FlagProblem(flag, "unknown", "", text, row.instead)
+    return FlagProblem(flag, "unknown", "", text, row.instead, carries=row.carries)
 
 
 def risky_flags(engine: str, version: str, flags: Mapping[str, Value]) -> tuple[FlagProblem, ...]:

@@ -53,14 +53,15 @@ class Deployment:
 
     `sequences` is the limit of the batch, `chunk` the token budget of a step. `version` is () when not known.
     `host_weights` are bytes of weights that each rank leaves in host memory, `host_cache` bytes of host memory in all
-    for KV blocks. `prefix_caching` None: as the engine chooses. `asynchronous` scheduling has two steps under way. `dp`
-    are data-parallel groups of `ranks` GPUs each; of them `sharing_dp` divide the experts among them, in whole experts
-    with `expert_parallel`. `dp_attention` are those within the tensor ranks (SGLang). `fraction_asked` says whether
-    `fraction`, or the pool itself, was asked for: an engine whose own default is too small can be told another. Without
-    `towers` a model of text and images serves text alone. `adapters` are places for LoRA adapters of at most
-    `adapter_rank`. `longer_allowed`: a `context` beyond the model's own is forced. A draft model has `drafting` bytes
-    of weights in all, and `drafting_share` of the model's own KV for each token. SGLang drafts by the algorithm
-    `speculation`, exchanges tokens between experts by DeepEP (`deepep`), and is told to take images (`multimodal`).
+    for KV blocks. `prefix_caching` and `chunked` prefill None: as the engine chooses. `asynchronous` scheduling has two
+    steps under way. `dp` are data-parallel groups of `ranks` GPUs each; of them `sharing_dp` divide the experts among
+    them, in whole experts with `expert_parallel`. `dp_attention` are those within the tensor ranks (SGLang).
+    `fraction_asked` says whether `fraction`, or the pool itself, was asked for: an engine whose own default is too
+    small can be told another. Without `towers` a model of text and images serves text alone. `adapters` are places for
+    LoRA adapters of at most `adapter_rank`. `longer_allowed`: a `context` beyond the model's own is forced. A draft
+    model has `drafting` bytes of weights in all, and `drafting_share` of the model's own KV for each token. SGLang
+    drafts by the algorithm `speculation`, exchanges tokens between experts by DeepEP (`deepep`), and is told to take
+    images (`multimodal`).
     """
 
     engine: str
@@ -84,6 +85,7 @@ class Deployment:
     block_size: int = 16
     eager: bool = False
     prefix_caching: bool | None = None
+    chunked: bool | None = None
     hybrid_manager: bool = True
     speculative_tokens: int = 0
     kv_bytes: float | None = None

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.engines.flag_versions import flag_problems, risky_above
-from gpuwatch.ledger.defaults import V0_CHUNKS_ABOVE
 from gpuwatch.ledger.kv import element_bytes
 from gpuwatch.ledger.need import Engine, with_weights
 from gpuwatch.ledger.plan import fewer_ranks, fraction_needed, own_pool, pool_flag, possible_tp, retuned
 from gpuwatch.ledger.starts import cut_width, most_sharing, obstacles
+from gpuwatch.ledger.steps import refusals
 from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ class Change:
 def changes_of(engine: Engine) -> Iterator[Change]:
     """Yield every change that is possible, and that the engine's version takes."""
     every = itertools.chain(_settings(engine), _kv_types(engine), _weight_types(engine), _shapes(engine))
-    return (change for change in every if _taken(engine.deployment, dict(change.sets)))
+    taken = (change for change in every if _taken(engine.deployment, dict(change.sets)))
+    refused = len(refusals(engine.model, engine.deployment))
+    return (one for one in taken if len(refusals(one.engine.model, one.engine.deployment)) <= refused)
 
 
 def _taken(deployment: Deployment, flags: Mapping[str, str | float]) -> bool:
@@ -84,7 +86,7 @@ def _settings(engine: Engine) -> Iterator[Change]:
             FREE,
             own_pool(engine),
         )
-    if deployment.chunk >= 2 * LEAST_CHUNK and not _whole_prompts(deployment):
+    if deployment.chunk >= 2 * LEAST_CHUNK:
         flag = "--chunked-prefill-size" if sglang else "--max-num-batched-tokens"
         yield Change(
             f"{flag} {deployment.chunk} → {deployment.chunk // 2}",
@@ -100,12 +102,6 @@ def _settings(engine: Engine) -> Iterator[Change]:
             SPEED,
             engine.with_deployment(sequences=deployment.sequences // 4),
         )
-
-
-def _whole_prompts(deployment: Deployment) -> bool:
-    """Return whether half a step is refused: vLLM V0 takes whole prompts of models with a short context in one."""
-    v0 = deployment.engine == "vllm" and bool(deployment.version) and deployment.version < (0, 8)
-    return v0 and deployment.chunk // 2 < deployment.context <= V0_CHUNKS_ABOVE
 
 
 def _kv_types(engine: Engine) -> Iterator[Change]:
@@ -197,8 +193,7 @@ def _shapes(engine: Engine) -> Iterator[Change]:
         words = f"tensor parallel {deployment.tp} → {deployment.tp * 2}"
         yield Change(words, f"twice the cards; {kind}", HARDWARE, double)
     copies = most_sharing(model, deployment) if deployment.dp_attention == 1 else 1
-    plain = all(group.kind in ("full", "mla") for group in model.attention)
-    if deployment.engine == "vllm" and copies > deployment.dcp and plain:
+    if deployment.engine == "vllm" and copies > deployment.dcp:
         yield Change(
             f"--decode-context-parallel-size {deployment.dcp} → {copies}",
             "uses the copied KV heads; more communication in decode",

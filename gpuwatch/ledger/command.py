@@ -11,6 +11,7 @@ from gpuwatch.engines.flag_names import in_full, is_listed, misnamed_flag
 from gpuwatch.engines.flag_versions import flag_problems
 from gpuwatch.engines.flags import FLAGS, flag_facts, parse_flags
 from gpuwatch.ledger.beside import draft_name, settings_in
+from gpuwatch.ledger.command_values import check_values
 from gpuwatch.ledger.nested import INTO, drafting, folded, moved, nesting_problems, settings_meant
 from gpuwatch.ledger.uncounted import not_counted
 
@@ -132,11 +133,22 @@ class Command:
 
     def _carried(self, problem: FlagProblem) -> FlagProblem:
         """Return a problem; without the flag that replaces its own where the value of that cannot be carried over."""
-        target, _ = INTO.get(problem.flag, ("", ""))
-        if problem.instead != f"--{target}" or self.fields(target) or problem.flag not in self.flags:
+        target = problem.instead.removeprefix("--")
+        if target == problem.instead or (problem.carries and self._takes(problem.flag, target)):
             return problem
         words = f"{problem.text}; its value cannot be carried over to --{target}"
         return replace(problem, text=words, instead="")
+
+    def _takes(self, flag: str, target: str) -> bool:
+        """Return whether `target` takes the value that the command gives to `flag`."""
+        if INTO.get(flag, ("", ""))[0] == target:
+            return bool(self.fields(target)) or flag not in self.flags
+        value = _value_of(self.engine, self.arguments, flag)
+        try:
+            check_values(self.engine, [] if value is None else [f"--{target}={value}"])
+        except ValueError:
+            return False
+        return True
 
     def fields(self, target: str) -> dict[str, object]:
         """Return the object for `target` (``hf-overrides``, ``speculative-config``), older flags carried over to it."""
@@ -162,7 +174,7 @@ def read_command(engine: str, arguments: Sequence[str]) -> Command:
     return Command(
         engine=engine,
         arguments=tuple(arguments),
-        model=_model(engine, arguments, flags),
+        model=_model(arguments, flags),
         numbers=numbers,
         fraction=float(fraction) if isinstance(fraction, (int, float)) else None,
         kv_dtype=str(flags.get("kv-cache-dtype", "auto")),
@@ -186,12 +198,12 @@ def in_full_words(engine: str, arguments: Sequence[str]) -> list[str]:
     return words
 
 
-def _model(engine: str, arguments: Sequence[str], flags: Mapping[str, Value]) -> str:
+def _model(arguments: Sequence[str], flags: Mapping[str, Value]) -> str:
     named = flags.get("model") or flags.get("model-path")
     if isinstance(named, str):
         return named
     first = arguments[0] if arguments else ""
-    return first if engine == "vllm" and first and not first.startswith("-") else ""
+    return "" if first.startswith("-") else first
 
 
 def repaired(command: Command, problems: Sequence[FlagProblem], more: Mapping[str, str] | None = None) -> str:
@@ -207,6 +219,8 @@ def repaired(command: Command, problems: Sequence[FlagProblem], more: Mapping[st
             length = 1  # a switch that nobody knows, and the model behind it
         part = list(arguments[at : at + length])
         at += length
+        if at == length == 1 and "model-path" in changes and not flag and part[0] == command.model:
+            continue  # the model goes behind its flag
         if flag in changes:
             value = changes.pop(flag)
             if value is not None:
@@ -276,6 +290,18 @@ def _flag_at(engine: str, arguments: Sequence[str], at: int) -> tuple[str, int]:
     if flag is not None and flag.kind == "bool":
         takes = not equals and following.lower() in ("true", "false")
     return (flag.name if flag is not None else spelling), 2 if takes else 1
+
+
+def _value_of(engine: str, arguments: Sequence[str], name: str) -> str | None:
+    """Return the value of a flag as it was typed, the last one; None where it has none."""
+    found, at = None, 0
+    while at < len(arguments):
+        flag, length = _flag_at(engine, arguments, at)
+        if name in (flag, _long_name(arguments[at])):
+            _, equals, value = arguments[at].partition("=")
+            found = arguments[at + 1] if length == 2 else value if equals else None  # words
+        at += length
+    return found
 
 
 def _long_name(word: str) -> str:

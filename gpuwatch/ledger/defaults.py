@@ -37,6 +37,8 @@ NVFP4_KV_SINCE = {"vllm": (0, 32)}
 """Versions known to take NVFP4 from there, too."""
 V0_CHUNKS_ABOVE = 32768
 """vLLM V0 cuts prompts into chunks only for models with a longer context."""
+WHOLE_PROMPTS_AGAIN = (0, 12)
+"""vLLM V1 from here on lets chunked prefill be turned off; what the versions from 0.8 on made of it is not known."""
 BIG_GIB, HUGE_GIB = 70.0, 160.0
 
 
@@ -50,6 +52,15 @@ def vllm_batch(version: tuple[int, ...], capacity: float, context: int, *, unifi
     if version >= (0, 28) and capacity >= HUGE_GIB * GIB:
         return 16384, 1024
     return (8192, 1024) if big else (2048, 256)
+
+
+def takes_whole_prompts(version: tuple[int, ...], context: int, *, asked: bool | None) -> bool:
+    """Return whether vLLM computes each prompt in one step; `asked` is what was said of chunked prefill."""
+    if not version or asked is True:
+        return False
+    if version < (0, 8):
+        return asked is False or context <= V0_CHUNKS_ABOVE
+    return asked is False and version >= WHOLE_PROMPTS_AGAIN
 
 
 def kv_type_followed(engine: str, version: tuple[int, ...], model: Model) -> str:
@@ -86,5 +97,7 @@ def with_defaults(
     if deployment.kv_bytes is not None:  # the pool has this size, whatever share of the card is asked for
         fraction = None
     default = NEW_FRACTION if deployment.version >= NEW_FRACTION_SINCE else OLD_FRACTION
+    if takes_whole_prompts(deployment.version, deployment.context, asked=deployment.chunked):
+        tokens = max(tokens, deployment.context)
     tokens = chunk or min(tokens, max(1, (sequences or batch) * deployment.context))
-    return replace(deployment, chunk=tokens, sequences=min(sequences or batch, tokens), fraction=fraction or default)
+    return replace(deployment, chunk=tokens, sequences=sequences or min(batch, tokens), fraction=fraction or default)

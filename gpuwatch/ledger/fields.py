@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 LARGEST = 10**12
 """No count in a config is larger; one that is, is an error in the file."""
+_RANGES = {"num_hidden_layers": (1, 10_000), "hidden_size": (1, 10**7), "vocab_size": (1, 10**9)}
+"""Least and largest of the counts that every model has; of others 0 is allowed, too."""
 
 _SPELLINGS = {
     "hidden_size": ("n_embd", "n_embed", "d_model", "dim"),
@@ -111,7 +113,7 @@ class Fields:
         """Return a count, or None when it is absent.
 
         Raises:
-            ModelConfigError: it is no whole number of 0 to `LARGEST`.
+            ModelConfigError: it is no whole number of 0 to `LARGEST`, or of its own range.
         """
         value = self.value(name)
         if value in (None, "auto"):  # "auto": follows from other fields
@@ -122,8 +124,9 @@ class Fields:
         whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not whole:
             raise ModelConfigError(f"{name} is {str(value)[:40]!r}; a whole number is expected")
-        if not 0 <= value <= LARGEST:
-            raise ModelConfigError(f"{name} is {value:g}; allowed: 0 to {LARGEST:g}")
+        low, high = _RANGES.get(name, (0, LARGEST))
+        if not low <= value <= high:
+            raise ModelConfigError(f"{name} is {f'{int(value):,}'[:40]}; allowed: {low} to {high:,}")
         return int(value)
 
     def need(self, name: str) -> int:

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 LARGEST_FILE = 64 * 2**20
 PLAUSIBLE = 1.5
 """Largest ratio of the size of weight files and the computed one that nobody need be told of."""
+UNLIKE = 8.0
+"""Ratio from which on no way of storing weights explains that their files are smaller: 16 bits in two."""
+LARGEST_WEIGHTS = 1e15
+"""Bytes; no model has more."""
+_PART = re.compile(r"-\d{5}-of-(?P<all>\d{5})\.safetensors$")
+_POINTER = re.compile(rb"version https://git-lfs\S*\n(?:.*\n)*?size (?P<size>\d{1,15})\n")
 _STORED = re.compile(r"[-_](awq|gptq|fp8|int8|int4|nvfp4|mxfp4|w8a8)(?![a-z])", re.IGNORECASE)
 """How weights are stored, in the name of a model."""
 _INDEX = "model.safetensors.index.json"
@@ -41,7 +47,8 @@ def load(name: str, overrides: Mapping[str, Any] | None = None) -> tuple[Model, 
         if not config.exists():
             raise ModelConfigError(f"{name} has no config.json")
         model, (weights, notes) = read_model(overridden(_config(config), overrides or {}), name), weight_files(path)
-        return replace(model, notes=(*model.notes, *notes, *_implausible(model, weights))), weights
+        weights, doubts = _plausible(model, weights)
+        return replace(model, notes=(*model.notes, *notes, *doubts)), weights
     if path.is_file():
         return read_model(overridden(_config(path), overrides or {}), name), None
     known = find(name)
@@ -78,16 +85,22 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
     return changed
 
 
-def _implausible(model: Model, found: float | None) -> tuple[str, ...]:
-    """Say where the weight files and the shape in the config disagree by more than half."""
+def _plausible(model: Model, found: float | None) -> tuple[float | None, tuple[str, ...]]:
+    """Return the bytes of the weight files, and a note where they and the shape in the config are far apart.
+
+    None in place of bytes that are no model's of that shape.
+    """
     known = model.quantisation is None or model.quantisation.known
     if found is None or not known or not model.complete:
-        return ()
+        return found, ()
     computed = weight_bytes(model, Split())
     if computed / PLAUSIBLE <= found <= computed * PLAUSIBLE:
-        return ()
+        return found, ()
     seen, shape = f"{found / GIB:.1f} GiB", f"{computed / GIB:.1f} GiB"
-    return (f"the weight files say {seen} and the shape in the config {shape}: one is wrong; the files' size is used",)
+    words = f"the weight files say {seen} and the shape in the config {shape}: one is wrong"
+    if found < computed / UNLIKE:
+        return None, (f"{words}; the shape is used, as the files are too small for it in any type",)
+    return found, (f"{words}; the files' size is used",)
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -127,23 +140,64 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> tuple[float | None, tuple[str, ...]]:
-    """Return the bytes of all weight files in a folder, None where it has none, and notes on what is missing of them.
+    """Return the bytes of all weight files in a folder, and notes on what is missing of them.
+
+    None where it has none, or not all of those that the index or their names (``model-00001-of-00005``) count and
+    nothing says how large they are. What Git LFS left in place of a file says its size.
 
     Raises:
         ModelConfigError: the index cannot be read.
     """
     index = folder / _INDEX
     if index.exists():
-        found = _json(index)
-        names = (
-            sorted(set((found.get("weight_map") or {}).values())) if isinstance(found.get("weight_map"), dict) else []
-        )
-        missing = [name for name in names if not (folder / str(name)).exists()]
-        total = (found.get("metadata") or {}).get("total_size") if isinstance(found.get("metadata"), dict) else None
-        gone = f"{len(missing)} of {len(names)} weight files of the index are not in the folder"
-        size = float(total) if isinstance(total, (int, float)) and total > 0 else None
-        used = "the size that it states is used" if size else "it states no size, so the shape in the config is used"
-        return size, ((f"{gone}; {used}",) if missing else ())
+        return _indexed(index)
     files = sorted(folder.glob("*.safetensors"))
     files = [file for file in files if not file.name.startswith("consolidated")] or files  # the same weights again
-    return (float(sum(file.stat().st_size for file in files)) if files else None), ()
+    if not files:
+        return None, ()
+    parts = [found for file in files if (found := _PART.search(file.name)) is not None]
+    whole = max((int(part["all"]) for part in parts), default=0)
+    if len(parts) == len(files) < whole:
+        words = f"{whole - len(files)} of {whole} weight files, by the names of the others, are not in the folder"
+        return None, (f"{words}; the shape in the config is used",)
+    pointed = [_pointed(file) for file in files]
+    sizes = [file.stat().st_size if size is None else size for file, size in zip(files, pointed, strict=True)]
+    links = sum(size is not None for size in pointed)
+    words = (
+        f"{links} of {len(files)} weight files are what Git LFS left in their place; the sizes that they state are used"
+    )
+    return float(sum(sizes)), ((words,) if links else ())
+
+
+def _indexed(index: Path) -> tuple[float | None, tuple[str, ...]]:
+    """Return what `weight_files` does, from an index.
+
+    Raises:
+        ModelConfigError: it cannot be read, or names no file for a tensor.
+    """
+    found = _json(index)
+    files = found.get("weight_map")
+    files = files if isinstance(files, dict) else {}
+    for tensor, file in files.items():
+        if not isinstance(file, str):
+            raise ModelConfigError(f"{index}: {tensor[:60]!r} is in {str(file)[:40]!r}; the name of a file is expected")
+    names = sorted(set(files.values()))
+    missing = [name for name in names if not (index.parent / name).exists()]
+    stated = found.get("metadata")
+    total = stated.get("total_size") if isinstance(stated, dict) else None
+    size = None
+    if isinstance(total, (int, float)) and not isinstance(total, bool) and 0 < total <= LARGEST_WEIGHTS:
+        size = float(total)
+    gone = f"{len(missing)} of {len(names)} weight files of the index are not in the folder"
+    used = "the size that it states is used" if size else "it states no size, so the shape in the config is used"
+    return size, ((f"{gone}; {used}",) if missing else ())
+
+
+def _pointed(file: Path) -> int | None:
+    """Return the size that a pointer of Git LFS states; None for a file that is none, or cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            found = _POINTER.match(opened.read(1024))
+    except OSError:
+        return None
+    return None if found is None else int(found["size"])

@@ -335,4 +335,4 @@ def _short_conv(fields: Fields) -> tuple[State, ...]:
 def _lightning(fields: Fields) -> tuple[State, ...]:
     if not fields.listed("attn_type_list"):  # MiniMax
         return ()
-    return (State(fields.q_heads * fields.head_dim * fields.head_dim, bytes_each=4.0),)
+    return (State(fields.q_heads * fields.head_dim * fields.head_dim),)

@@ -9,6 +9,7 @@ from gpuwatch.engines.flag_versions import unknown_flag
 from gpuwatch.ledger.budget import activation_bytes, encoder_bytes
 from gpuwatch.ledger.lengths import allowed_length
 from gpuwatch.ledger.starts import most_sharing
+from gpuwatch.ledger.weights import padding_bytes
 from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 SYSTEM_BYTES = 8 * GIB
 """What the operating system and other programs need of a memory that they share with the GPU."""
+LEAST_PADDING = 0.05 * GIB
+"""Less of it is not worth a note."""
 
 
 def notes_of(engine: Engine) -> list[str]:
@@ -49,6 +52,10 @@ def notes_of(engine: Engine) -> list[str]:
     if model.quantisation is not None and not model.quantisation.known:
         words = f"the quantisation {model.quantisation.method!r} is not known, or its bits are only in the checkpoint"
         notes.append(f"{words}: weights are counted as 16-bit (--weights, --weights-bytes)")
+    padded = 0.0 if engine.weights_bytes else padding_bytes(model, deployment.split, deployment.loading)
+    if padded >= LEAST_PADDING:
+        words = "MXFP4 experts are counted with the padding of Marlin's and TensorRT-LLM's kernels"
+        notes.append(f"{words}; on Hopper (H100, H200) they take less, by at most {padded / GIB:.1f} GiB")
     notes += _tower_notes(engine)
     if model.uncounted:
         notes.append(f"not counted: {', '.join(model.uncounted)}; the sums are lower bounds")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from gpuwatch.engines.flag_versions import risky_above
 from gpuwatch.ledger.budget import SGLANG_CONTEXT_BYTES, pool_bytes
 from gpuwatch.ledger.kv import whole_bytes_per_token
-from gpuwatch.ledger.lengths import too_long
 from gpuwatch.ledger.need import GROWTH, Engine
 from gpuwatch.ledger.notes import notes_of
 from gpuwatch.ledger.pool import longest_context, pool_of
 from gpuwatch.ledger.reserve import sglang_fraction
 from gpuwatch.ledger.starts import most_sharing, obstacles
+from gpuwatch.ledger.steps import refusals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -240,7 +240,7 @@ def make_plan(engines: Sequence[Engine]) -> Plan:
         certain = [found for found, own in zip(capacities, told, strict=True) if own and not barely_short(found)]
         refuses = short if verdict == "does_not_fit" else any(map(start_notes, certain))
         notes, serves = [*short, *notes], serves and not refuses
-    refused = [str(no) for engine in engines if (no := too_long(engine.model, engine.deployment))]
+    refused = [str(no) for engine in engines for no in refusals(engine.model, engine.deployment)]
     notes, serves = [*refused, *notes], serves and not refused
     if len(engines) > 1:
         notes += _sharing_notes(engines)

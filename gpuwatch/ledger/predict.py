@@ -36,6 +36,7 @@ USED = (
     *("flag.async-scheduling", "flag.mamba-ssm-cache-dtype", "flag.attn-dp-size", "flag.enable-expert-parallel"),
     *("flag.speculative-algorithm", "flag.moe-a2a-backend", "flag.enable-deepep-moe", "flag.enable-multimodal"),
     *("dtype", "flag.dtype", "flag.limit-mm-per-prompt", "flag.enable-lora", "flag.max-loras", "flag.max-lora-rank"),
+    "chunked_prefill",
 )
 """The facts that a prediction looks at."""
 _FIRST_CONTEXT = 4096
@@ -86,6 +87,7 @@ def engine_of(kind: str, facts: Mapping[str, Value], capacity: float) -> Engine 
         block_size=_count(facts, "kv.block_size") or (1 if kind == "sglang" else 16),
         eager=facts.get("enforce_eager") is True,
         prefix_caching=None if (caching := facts.get("prefix_caching")) is None else caching is True,
+        chunked=chunked if isinstance(chunked := facts.get("chunked_prefill"), bool) else None,
         hybrid_manager=facts.get("hybrid_kv_manager") is not False
         and facts.get("flag.disable-hybrid-kv-cache-manager") is not True,
         blocks_override=_count(facts, "kv.blocks_override"),

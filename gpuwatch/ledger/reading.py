@@ -30,8 +30,11 @@ LONGEST = 10**9
 """A ``model_max_length`` above stands for no limit."""
 LARGEST_FACTOR = 1024
 """No model is scaled to more times its length."""
-MOST_LAYERS, WIDEST = 10_000, 10**7
-"""Layers and width of a model that is none: an error in the file."""
+KNOWN_SCALINGS = (
+    *("default", "linear", "ntk", "dynamic", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "longrope", "su"),
+    *("llama3", "mllama4", "mrope", "bailing_mrope", "proportional", "openpangu", "xdrope"),
+)
+"""Kinds of scaling of vLLM 0.32 and SGLang 0.5.23 (``rotary_embedding``), and older names that they replace."""
 
 
 def read_model(config: Mapping[str, Any], name: str = "") -> Model:
@@ -128,14 +131,17 @@ def _scaling(fields: Fields) -> tuple[Fields | None, str]:
     """Return the part that says how positions are scaled, and the kind of scaling.
 
     Raises:
-        ModelConfigError: it is no object.
+        ModelConfigError: it is no object, or of a kind that no engine has.
     """
     for name in ("rope_scaling", "rope_parameters"):
         stated = fields.value(name)
         if stated is not None and not isinstance(stated, dict):
             raise ModelConfigError(f"{name} is {str(stated)[:40]!r}; an object is expected")
     scaling = fields.part("rope_scaling") or fields.part("rope_parameters")
-    return scaling, (scaling.text("rope_type") or scaling.text("type")) if scaling else ""
+    kind = (scaling.text("rope_type") or scaling.text("type")) if scaling else ""
+    if kind and kind not in KNOWN_SCALINGS:
+        raise ModelConfigError(f"rope_type is {kind[:40]!r}; allowed: {', '.join(KNOWN_SCALINGS)}")
+    return scaling, kind
 
 
 def _lengths(fields: Fields, scaling: Fields | None, kind: str) -> dict[str, Any]:
@@ -184,15 +190,7 @@ def _dtype(fields: Fields) -> str:
 
 
 def _layer_count(fields: Fields) -> int:
-    """Return the number of layers.
-
-    Raises:
-        ModelConfigError: it, or their width, is that of no model.
-    """
-    for name, most in (("num_hidden_layers", MOST_LAYERS), ("hidden_size", WIDEST)):
-        found = fields.number(name)
-        if found is not None and found > most:
-            raise ModelConfigError(f"{name} is {found:,}; allowed: 0 to {most:,}")
+    """Return the number of layers."""
     if attends_twice(fields.architecture):
         return 2 * (fields.number("num_layers") or fields.need("num_hidden_layers"))
     return fields.need("num_hidden_layers")
@@ -273,6 +271,10 @@ def _intermediate(fields: Fields, hidden: int, *, needed: bool) -> int:
         return round(times * hidden)
     if value is None and is_four_times(fields.architecture):
         return 4 * hidden
+    if value is not None and fields.flag("block_auto_adjust_ff_dim"):  # LFM2
+        times, unit = fields.value("block_ffn_dim_multiplier"), fields.number("block_multiple_of") or 256
+        factor = times if isinstance(times, (int, float)) and 0 < times <= 1000 else 1.0  # of any model
+        return -(-int(factor * int(2 * value / 3)) // unit) * unit
     return value if value is not None else (fields.need("intermediate_size") if needed else 0)
 
 
@@ -307,7 +309,7 @@ def _mixer(fields: Fields, hidden: int) -> tuple[int, ...]:
         return (*inner, values * hidden)
     size = fields.number("mamba_d_state") or fields.number("ssm_state_size") or fields.number("state_size")
     if not size:
-        return ()
+        return _other_mixer(fields, hidden)
     heads, head = mamba2_heads(fields)
     if fields.number("mamba_step"):  # PLaMo 2: the step's rank has a least size
         wide, low = heads * head, max(64, hidden // 16)
@@ -323,6 +325,27 @@ def _mixer(fields: Fields, hidden: int) -> tuple[int, ...]:
     low = fields.number("mamba_dt_rank") or fields.number("time_step_rank") or -(-hidden // 16)
     step = (inner_width * (low + 2 * size), low * inner_width, inner_width * size)
     return 2 * hidden * inner_width, kernel * inner_width, *step, out
+
+
+def _other_mixer(fields: Fields, hidden: int) -> tuple[int, ...]:
+    """Return the parameters of the mixers of Kimi-Linear, LFM2 and MiniMax; empty for what is none of them.
+
+    Source: ``gdn/kimi_gdn_linear_attn.py``, ``short_conv.py`` and ``linear/minimax_linear_attn.py`` in vLLM's
+    ``layers/mamba``.
+    """
+    kimi = fields.part("linear_attn_config")
+    if kimi is not None and kimi.number("head_dim"):
+        head, heads = kimi.need("head_dim"), kimi.need("num_heads")
+        wide, kernel = heads * head, kimi.number("short_conv_kernel_size") or 4
+        low = 2 * head * (hidden + wide)  # the gates of forgetting and of the output
+        return 3 * hidden * wide, low + hidden * heads, 3 * kernel * wide, wide * hidden
+    kernel = fields.number("conv_L_cache") or 0
+    if kernel:
+        return 3 * hidden * hidden, kernel * hidden, hidden * hidden
+    if fields.listed("attn_type_list"):
+        wide = fields.q_heads * fields.head_dim
+        return 3 * hidden * wide, hidden * wide, wide * hidden
+    return ()
 
 
 def _embedding_per_layer(fields: Fields, count: int) -> int:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 def obstacles(model: Model, deployment: Deployment) -> tuple[str, ...]:
     """Return why the engine will not start, a sentence each, the numbers of ranks at fault and what is allowed."""
+    if deployment.mig and deployment.ranks > 1:
+        return (f"{deployment.ranks} ranks over MIG slices: slices cannot form a group, so it will not start",)
     if 0 < model.layer_count < deployment.pp:
         return (f"{model.layer_count} layers over {deployment.pp} pipeline stages: one has none, so it will not start",)
     if deployment.tp % deployment.dp_attention:
@@ -74,18 +76,29 @@ def _shared_context(model: Model, deployment: Deployment) -> tuple[str, ...]:
     if dcp <= most:
         return ()
     kv = model.kv_heads
+    if _windowed(model, deployment):
+        return (f"{words}: vLLM takes none with layers that have a window, so it will not start",)
     if most == 1:
         return (f"{words}: vLLM demands more ranks than the {kv} KV heads, so it will not start",)
     return (f"{words}: with {kv} KV heads at most {most} is allowed, so it will not start",)
+
+
+def _windowed(model: Model, deployment: Deployment) -> bool:
+    """Return whether vLLM has caches of layers with a window, which it does not divide among ranks."""
+    limited = any(group.kind in ("sliding", "chunked") for group in model.attention)
+    return deployment.engine == "vllm" and deployment.hybrid_manager and limited
 
 
 def most_sharing(model: Model, deployment: Deployment) -> int:
     """Return the largest degree of decode context parallelism that the engine takes; 1 where it takes none.
 
     Ranks may share a context where they hold the same KV heads: all of them with latent attention, else the copies.
-    The query heads of a KV head must be a multiple of it, too.
+    The query heads of a KV head must be a multiple of it, too. vLLM shares none where layers have a window
+    (``v1/core/kv_cache_coordinator.py``), unless without its hybrid manager they keep everything.
     """
     tp = deployment.tp
+    if _windowed(model, deployment):
+        return 1
     plain = [group.kv_heads for group in model.attention if group.kind != "mla"]
     if deployment.engine == "sglang" or not plain:
         return tp

@@ -158,6 +158,12 @@ def expert_padding(model: Model, split: Split, loading: Loading) -> float:
     return -(-width // MXFP4_INNER) * MXFP4_INNER / width * -(-hidden // MXFP4_HIDDEN) * MXFP4_HIDDEN / hidden
 
 
+def padding_bytes(model: Model, split: Split, loading: Loading) -> float:
+    """Return by how many bytes the experts of the fullest rank are larger than they are stored."""
+    stored = parameters(model).experts * expert_share(model, split) * bytes_of(model).experts
+    return stored * (expert_padding(model, split, loading) - 1) * stage_share(model, split)
+
+
 def absorbed_bytes(model: Model, split: Split) -> float:
     """Return the bytes of MLA's up-projections in 16 bits, which engines make beside quantised ones.
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.ledger.changes import FREE, HARDWARE, SPEED, Change, changes_of
-from gpuwatch.ledger.lengths import too_long
 from gpuwatch.ledger.plan import capacity_of, card_of, fraction_needed, verdict_of
 from gpuwatch.ledger.starts import obstacles
+from gpuwatch.ledger.steps import refusals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -201,5 +201,5 @@ def _measure(change: Change, others: Sequence[Engine], share: float | None = Non
         found.served * context / counted,
         verdict,
         change.available,
-        holds and not obstacles(engine.model, engine.deployment) and too_long(engine.model, engine.deployment) is None,
+        holds and not obstacles(engine.model, engine.deployment) and not refusals(engine.model, engine.deployment),
     )

@@ -86,7 +86,9 @@ class Collector:
     @property
     def looked_for(self) -> tuple[tuple[str, str], ...]:
         """What discovery looked for and what came of it."""
-        return self._found.looked_for
+        if self._config.discovery:
+            return self._found.looked_for
+        return (("engines", "not looked for: discovery = false in the configuration; give one with --engine"),)
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from gpuwatch.pipeline.finding_series import FindingSeries
 from gpuwatch.pipeline.health import Health
 from gpuwatch.pipeline.log_causes import LogCauses
 from gpuwatch.pipeline.predictions import Predictions
+from gpuwatch.pipeline.unjudged import FAILS
 from gpuwatch.pipeline.verdicts import Verdicts
 from gpuwatch.promql.local import LocalQuerier
 from gpuwatch.promql.values import PromQLError
@@ -128,7 +129,7 @@ class Pipeline:
             self._failures = _failures(evaluation.rules)
         context = Context(self.querier, time, self.facts, tuple(self._events), self._log_causes.findings)
         findings, not_enough = explain(evaluation, context, self._said)
-        not_enough += tuple(NotEnough(error.rule, f"the rule fails: {error}") for error in evaluation.errors)
+        not_enough += tuple(NotEnough(error.rule, f"{FAILS}{error}") for error in evaluation.errors)
         told = self._findings.batch(time, findings)
         self.store.append(told.target, told.time, told.keys, told.values)
         if writer is not None:
@@ -152,7 +153,9 @@ class Pipeline:
     def _use_rules(self, rules: RuleSet) -> None:
         self.rules = rules
         self._verdicts = Verdicts(rules)
-        self._engine = RuleEngine(rules, self.querier, self.store, refresh_ms=ANNOTATIONS_MS, looks=LOOKS)
+        self._engine = RuleEngine(
+            rules, self.querier, self.store, refresh_ms=ANNOTATIONS_MS, looks=LOOKS, moved=self.store.moved
+        )
         names = list(dict.fromkeys(rule.name for rule in rules.rules))
         host = self.settings.host
         self._own = (

@@ -56,6 +56,10 @@ TRIGGERS = frozenset(
 """Events that report a failure; only after one of them the log is judged."""
 ENDS = frozenset({"engine_dead", "engine_start_failed", "worker_dead", "process_killed"})
 """Events after which the server does not take requests any more."""
+UNTOLD = frozenset({"engine_dead", "engine_start_failed"})
+"""Events that say that an engine ended, and not why: where nothing else does in time, that is a finding."""
+SETTLED_MS = 3000
+"""How long after such a line its cause is looked for: the traceback of a large engine comes in several polls."""
 WHEN = ("start", "serving")
 PAST = "past."
 """How the names of facts begin that stand for an event from before the log was read."""
@@ -69,7 +73,8 @@ class _Log:
     """What one log has said so far. `ups` and `downs` are the lines at which the server began and ceased to serve.
 
     `counts` are the failures by (cause, when), `shown` what the series said last, under the server `emitted`. `died`
-    is the line at which the run that was there before us ended, 0 where it did not.
+    is the line at which the run that was there before us ended, 0 where it did not. `end` is the end of the engine
+    whose cause is looked for until the time `settled`; the run that began at the line `began` has had one if `ended`.
 
     Where the numbers of the lines are not known, the order in which they came stands for them.
     """
@@ -85,6 +90,10 @@ class _Log:
     told: set[tuple[str, int]] = field(default_factory=set)
     taken: bool = False
     died: int = 0
+    end: LogEvent | None = None
+    settled: int = 0
+    began: int = 0
+    ended: bool = False
     last: int = 0
     numbered: bool = True
 
@@ -105,7 +114,7 @@ class _Log:
             self.facts.append(fact if fact.line else replace(fact, line=line))
             if fact.key == "started":
                 self.downs.append(line)
-                self.taken = False
+                self.began, self.ended, self.taken = line, False, False
                 self.died = 0 if line > self.died else self.died
             elif fact.key == "ready" and fact.value is True and not self.taken:
                 self.ups.append(line)
@@ -121,6 +130,9 @@ class _Log:
         events = [event if event.line else replace(event, line=self._next()) for event in batch.events]
         self.events.extend(events)
         self.downs.extend(event.line for event in events if event.event in ENDS)
+        ends = [event for event in events if event.event in UNTOLD and event.line >= self.began]
+        if ends and not self.ended:
+            self.end, self.ended = ends[0], True
         return [event for event in events if event.event in TRIGGERS]
 
     def _next(self) -> int:
@@ -132,7 +144,8 @@ class _Log:
         """The lines are counted from the start again: another file took the place of this one."""
         for kept in (self.facts, self.events, self.ups, self.downs, self.told):
             kept.clear()
-        self.last = self.died = 0
+        self.last = self.died = self.began = 0
+        self.end, self.settled, self.ended = None, 0, False
 
 
 class LogCauses:
@@ -160,6 +173,11 @@ class LogCauses:
             failures = log.take(batch)
             if failures:
                 self._judge(name, log, failures)
+        for name, log in self._logs.items():
+            if log.end is not None:
+                log.settled = log.settled or time + SETTLED_MS
+                if time >= log.settled:
+                    self._judge_end(name, log, log.end)
         if changed:
             self._keys = tuple(self._series())
         values = []
@@ -196,15 +214,28 @@ class LogCauses:
             counted = finding.id in CAUSES and finding.severity == KINDS[finding.id].severity
             if not counted or line not in lines or (finding.id, line) in log.told:
                 continue
-            log.told.add((finding.id, line))
-            log.counts[finding.id, "serving" if log.serving(line) else "start"] += 1
-            evidence = finding.evidence
-            if not log.numbered:
-                evidence = tuple(replace(each, line=None) for each in evidence)
-            self.findings[name, finding.id] = replace(finding, caused_by=None, evidence=evidence)
+            self._count(name, log, finding, line)
             if finding.id in FAILED_STARTS:
                 log.downs.append(line)
             log.taken = log.taken or finding.id == "port_in_use"
+
+    def _judge_end(self, name: str, log: _Log, end: LogEvent) -> None:
+        """Tell of the end of an engine for which no cause was found, once the lines around it have come."""
+        from gpuwatch.diagnosis.causes.verdict import unknown_end  # noqa: PLC0415  # most logs never fail
+
+        log.end, log.settled = None, 0
+        events = tuple(event for event in log.events if event.line >= log.began)
+        finding = unknown_end(Incident((), tuple(log.facts), events), end)
+        if finding is not None:
+            self._count(name, log, finding, end.line)
+
+    def _count(self, name: str, log: _Log, finding: Finding, line: int) -> None:
+        log.told.add((finding.id, line))
+        log.counts[finding.id, "serving" if log.serving(line) else "start"] += 1
+        evidence = finding.evidence
+        if not log.numbered:
+            evidence = tuple(replace(each, line=None) for each in evidence)
+        self.findings[name, finding.id] = replace(finding, caused_by=None, evidence=evidence)
 
     def _series(self) -> list[Labels]:
         rows = []

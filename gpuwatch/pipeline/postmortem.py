@@ -14,6 +14,7 @@ from gpuwatch.diagnosis.causes.incident import Incident, Input
 from gpuwatch.diagnosis.ranking import rank
 from gpuwatch.engines.log_text import redact
 from gpuwatch.model import Fact
+from gpuwatch.pipeline.unjudged import Unjudged
 from gpuwatch.sources.files.commands import facts_of_launch, image_version, parse_launch, read_environment
 from gpuwatch.sources.files.opening import UnreadableError
 from gpuwatch.sources.files.read import FileText, read_file
@@ -155,7 +156,7 @@ def _play(text: FileText, rules: Callable[[], RuleSet], now: int, refused: list[
     from gpuwatch.recording import Reader, RecordingError  # noqa: PLC0415  # as above
 
     found: dict[object, Finding] = {}
-    not_enough: tuple[NotEnough, ...] = ()
+    unjudged = Unjudged()
     engine, version, ticks = "", "", 0
     try:
         reader = Reader(text.recording)
@@ -163,7 +164,7 @@ def _play(text: FileText, rules: Callable[[], RuleSet], now: int, refused: list[
         for tick in reader.ticks():
             result = play.tick(tick)
             ticks += 1
-            not_enough = result.not_enough
+            unjudged.saw(result.not_enough)
             found.update((finding.key, finding) for finding in result.findings if finding.state != "pending")
         if ticks:
             states = play.pipeline.source_states(tick.time)
@@ -181,7 +182,7 @@ def _play(text: FileText, rules: Callable[[], RuleSet], now: int, refused: list[
     notes.append(reader.cut.removeprefix(f"{text.recording}: "))
     note = "; ".join(filter(None, notes))
     given = Input(text.path, "recording", engine, version, 0, note)
-    return PostMortem((given,), _ranked(found.values()), not_enough, empty=() if ticks else (text.path,))
+    return PostMortem((given,), _ranked(found.values()), unjudged.throughout, empty=() if ticks else (text.path,))
 
 
 def _ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:

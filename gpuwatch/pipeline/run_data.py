@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.clock import SystemClock
-from gpuwatch.diagnosis.context import Facts
 from gpuwatch.diagnosis.ranking import rank
 from gpuwatch.engines.facts import FACTS
 from gpuwatch.engines.log_text import clean
@@ -20,7 +19,9 @@ from gpuwatch.pipeline.config_series import ConfigSeries
 from gpuwatch.pipeline.health import Health
 from gpuwatch.pipeline.replay import Play
 from gpuwatch.pipeline.run_settings import figure_of, settings_of
+from gpuwatch.pipeline.run_starts import Starts
 from gpuwatch.pipeline.run_windows import SHORTEST_MS, EngineBook, EngineKey, Points, longest_gap, rows_of
+from gpuwatch.pipeline.unjudged import Unjudged
 from gpuwatch.pipeline.verdicts import digest, read
 from gpuwatch.recording import Reader
 from gpuwatch.report.data import EngineRun, GpuRun, RunData, Setting
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from gpuwatch.alerts.rulefile import RuleSet
-    from gpuwatch.diagnosis.finding import Finding, NotEnough
+    from gpuwatch.diagnosis.finding import Finding
     from gpuwatch.model import Batch, Labels
     from gpuwatch.pipeline.run_windows import Part
     from gpuwatch.recording import Header, Tick
@@ -98,7 +99,7 @@ class Collector:
         """The last batch of each target, whether it answers now or not."""
         self._answered: dict[str, int] = {}
         """When each target answered last, if it does now."""
-        self._facts = Facts()
+        self._starts = Starts()
         self._config = ConfigSeries(header.host)
         self._health = Health(header.host, header.interval)
         self._ticks = 0
@@ -124,7 +125,7 @@ class Collector:
         for batch in tick.batches:
             self._health.update(batch)
             self._config.saw(batch)
-            self._facts.update(batch.facts)
+            self._starts.take(batch, batch.time + self._shift)
             if batch.up:
                 if batch.keys:
                     self._newest[batch.target] = self._told[batch.target] = batch
@@ -155,12 +156,12 @@ class Collector:
             self._findings[key] = replace(finding, since=times[0][0], until=None)
         self._present = active
 
-    def result(self, name: str, cut: str, not_enough: tuple[NotEnough, ...], problems: Iterable[str]) -> RunData:
+    def result(self, name: str, cut: str, unjudged: Unjudged, problems: Iterable[str]) -> RunData:
         """Return what was taken in."""
         header = self._header
         silent = [
             Setting(
-                state.kind if state.target == state.kind else f"{state.kind} {state.target}",
+                state.name,
                 clean(f"{state.reason}: {state.detail}"),
                 "",
             )
@@ -169,7 +170,7 @@ class Collector:
         ]
         states = {key: finding.state for key, finding in self._findings.items()}
         ordered = rank(replace(finding, state="firing") for finding in self._findings.values())
-        config = self._config.batch(self._last_tick, self._facts)
+        config = self._config.batch(self._last_tick, self._starts.facts)
         figures = self._figures(config)
         at_end = _ledger(tuple(self._newest.values()), config)
         return RunData(
@@ -186,7 +187,8 @@ class Collector:
             gpus=tuple(_gpu_run(uuid, gpu, config, at_end) for uuid, gpu in sorted(self._gpus.items(), key=_by_index)),
             findings=tuple(replace(finding, state=states[finding.key]) for finding in ordered),
             episodes={key: tuple(times) for key, times in self._episodes.items()},
-            not_enough=not_enough,
+            not_enough=unjudged.throughout,
+            not_at_end=unjudged.at_end,
             silent=tuple(silent),
             problems=(*self._problems, *self._gaps(), *problems),
             unsampled=sum(end - start for start, end in self._holes) / 1000,
@@ -262,17 +264,18 @@ class Collector:
                 gpu.at_peak, gpu.looked, gpu.looked_tick = batches, gpu.peak, self._ticks
 
     def _figures(self, config: Batch) -> dict[Labels, float]:
-        """Return the figures of engines that seldom change, as they are at the end."""
+        """Return the figures of engines that seldom change, as they are at the end of their last start."""
+        told = (batch for target, batch in self._told.items() if not self._starts.unanswered(target))
         return {
             labels: float(value)
-            for batch in (*self._told.values(), config)
+            for batch in (*told, config)
             for labels, value in zip(batch.keys, batch.values, strict=True)
             if name_of(labels).startswith(_FIGURES) and not name_of(labels).endswith(_NOT_FIGURES)
         }
 
     def _engine(self, key: EngineKey, book: EngineBook, known: dict[Labels, float]) -> EngineRun:
         server, rank_name, kind, model = key
-        facts = self._facts.of(server)
+        facts = self._starts.facts.of(server)
         figures: dict[str, float] = {}
         for labels, value in known.items():
             if label(labels, "server") == server and label(labels, "dp_rank") in ("", rank_name):
@@ -292,6 +295,7 @@ class Collector:
             tensor_parallel=None if ranks is None else int(ranks),
             limit=None if admitted is None else int(admitted),
             settings=settings_of(facts),
+            starts=self._starts.of(server),
             figures=tuple(figure_of(name, value) for name, value in sorted(figures.items()) if name not in stated),
             windows=book.windows(),
             curves={name: points.curve() for name, points in book.points.items()},
@@ -319,13 +323,13 @@ def _collect(path: str, rules: RuleSet, *, replayed: bool) -> RunData:
     reader = Reader(path)
     play = Play(reader.header, rules)
     collector = Collector(reader.header)
-    not_enough: tuple[NotEnough, ...] = ()
+    unjudged = Unjudged()
     for tick in reader.ticks():
         result = play.tick(tick)
         collector.take(tick)
         collector.found(tick.time, result.findings)
-        not_enough = result.not_enough
-    return collector.result(Path(path).name, reader.cut, not_enough, _problems(reader, rules, now))
+        unjudged.saw(result.not_enough)
+    return collector.result(Path(path).name, reader.cut, unjudged, _problems(reader, rules, now))
 
 
 def _problems(reader: Reader, rules: RuleSet, now: int) -> list[str]:
@@ -338,7 +342,7 @@ def _read(path: str | Path, rules: RuleSet, now: int) -> RunData | None:
     reader = Reader(path)
     collector = Collector(reader.header)
     wanted = digest(rules)
-    not_enough: tuple[NotEnough, ...] = ()
+    unjudged = Unjudged()
     for number, tick in enumerate(reader.ticks()):
         line = tick.found
         if line is not None:
@@ -346,14 +350,15 @@ def _read(path: str | Path, rules: RuleSet, now: int) -> RunData | None:
             if said is None:
                 return None
             collector.found(*said[:2])
-            not_enough = said[2] if said[2] is not None else not_enough
+            if said[2] is not None:
+                unjudged.saw(said[2])
         elif number == 1:
             return None
         collector.take(tick)
     last = read(reader.found, wanted) if reader.found is not None else None
     if last is not None:
         collector.found(*last[:2])
-    return collector.result(Path(path).name, reader.cut, not_enough, _problems(reader, rules, now))
+    return collector.result(Path(path).name, reader.cut, unjudged, _problems(reader, rules, now))
 
 
 def _gpu_run(uuid: str, gpu: _Gpu, config: Batch, at_end: dict[str, tuple[tuple[str, float], ...]]) -> GpuRun:

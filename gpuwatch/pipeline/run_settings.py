@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpuwatch.model import Fact
 
 LONGEST_VALUE = 300
-_NOT_SETTINGS = ("model.config", "started", "ready")
+_NOT_SETTINGS = ("model.config", "page.other", "started", "ready")
 
 
 def figure_of(name: str, value: float) -> Setting:

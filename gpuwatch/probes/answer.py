@@ -20,9 +20,16 @@ MOST_BYTES = 64 * 2**20
 
 
 def parts(response: requests.Response) -> Iterator[bytes]:
-    """Yield what comes as it comes: chunks where the server sends chunks, single bytes where it just writes."""
-    chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
-    return response.iter_content(None if chunked else 1)
+    """Yield what comes as it comes: chunks where the server sends chunks, what is there where it just writes."""
+    if "chunked" in response.headers.get("Transfer-Encoding", "").lower():
+        yield from response.iter_content(None)
+        return
+    read1 = getattr(response.raw, "read1", None)  # urllib3 1.26 has none
+    if read1 is None:
+        yield from response.iter_content(1)
+        return
+    while part := read1(decode_content=True):
+        yield part
 
 
 def read(response: requests.Response, limit: int = MOST_BYTES) -> bytes:

@@ -280,8 +280,11 @@ class Client:
             line.deadline.release()
             why = self._explain(line, error, url, round(left, 1))
             kind = "cancelled" if self._cancelled.is_set() else "timeout" if why.reason is Reason.TIMEOUT else "lost"
-            broken = f"the stream broke off after {len(events.times)} pieces" if kind == "lost" and status else str(why)
-            return _reply(events, started, status, kind, events.error or broken, sent=len(data)), None
+            broken = (
+                f"the stream broke off after {len(events.pieces)} pieces" if kind == "lost" and status else str(why)
+            )
+            said = "" if events.broke_off and kind != "lost" else events.error
+            return _reply(events, started, status, kind, said or broken, sent=len(data)), None
         finally:
             line.deadline.stop()
         return _reply(events, started, status, _kind(status, events.error), events.error, sent=len(data)), after
@@ -293,7 +296,7 @@ class Client:
             return
         for part in parts(response):
             events.feed(part, time.monotonic())
-            came, asked = len(events.times), ask.max_tokens
+            came, asked = len(events.pieces), ask.max_tokens
             if came > asked + EXTRA_PIECES:
                 events.ran_on = True
                 events.error = f"the server ignores max_tokens: {came} pieces came, {asked} were asked for"
@@ -330,7 +333,7 @@ def _kind(status: int, error: str) -> Kind:
 
 
 def _reply(events: Events, started: float, status: int, kind: Kind, error: str, *, sent: int) -> Reply:
-    times = tuple(events.times)
+    times = tuple(events.pieces)
     count = events.count if events.counts else lambda *_path: None
     return Reply(
         ok=kind == "ok",

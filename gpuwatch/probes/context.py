@@ -9,9 +9,10 @@ from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
 from gpuwatch.probes import truncation
 from gpuwatch.probes.limits import Pool, read_pool
 from gpuwatch.probes.ramp_verdict import findings as pool_findings
-from gpuwatch.probes.refusal import Refused, limit_of, refused, too_large
+from gpuwatch.probes.refusal import Refused, limit_of, longer, refused, too_large
 from gpuwatch.probes.result import Result
 from gpuwatch.probes.truncation import Short, fate
+from gpuwatch.probes.vocabulary import GUESSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gpuwatch.probes.result import Figure, Value
     from gpuwatch.probes.run import Run
     from gpuwatch.probes.truncation import Fate
+    from gpuwatch.probes.vocabulary import Vocabulary
 
 NAME = "context"
 OUTPUT = 8
@@ -57,14 +59,14 @@ class _Try:
     what: str
     tokens: int
     reply: Reply
-    exact: bool
+    words: Vocabulary
 
     @property
     def outcome(self) -> Fate | Kind:
         reply = self.reply
         if not reply.answered:
             return reply.kind
-        return fate(reply, self.tokens, exact=self.exact)
+        return fate(reply, self.tokens, self.words)
 
     @property
     def accepted(self) -> bool:
@@ -79,7 +81,7 @@ class _Try:
     @property
     def refusal(self) -> Refused:
         """The request, as one that was refused."""
-        return Refused(self.tokens, OUTPUT, self.reply.error, self.reply.sent_bytes, self.exact)
+        return Refused(self.tokens, OUTPUT, self.reply.error, self.reply.sent_bytes, self.words.exact)
 
     @property
     def ends(self) -> bool:
@@ -112,7 +114,7 @@ def probe(run: Run, options: ContextOptions) -> Result:
         reply = run.ask(run.vocabulary.prompt(tokens, f"{run.seed}/{run.started}/{what}"), OUTPUT)
         if reply.kind == "cancelled":
             break
-        tries.append(_Try(what, tokens, reply, run.vocabulary.exact))
+        tries.append(_Try(what, tokens, reply, run.vocabulary))
         if reply.kind == "lost" or run.gone.is_set() or (tries[-1].ends and not options.to_the_end):
             break
     stopped = run.over or _gave_up(tries, options)
@@ -217,8 +219,7 @@ def _conclusion(
     elif _beyond(_ASSUMED[-1], pool, options):
         yield f"The KV pool has room for {pool.usable:,} tokens: longer prompts can never fit, and were not sent."
     bad = _short(tries, wanted)
-    if bad is not None and wanted is not None:
-        yield f"The length of {wanted:,} is not real: refused at {bad.tokens:,}."
+    yield from _not_real(bad, wanted, limit, guessed=run.vocabulary.guessed)
     yield from _why_refused(bad or next((each for each in tries if each.outcome == "refused"), None), tries, limit)
     if native is None:
         yield "What the model was made for is not known; --model-config FILE or --log FILE tells it."
@@ -231,8 +232,24 @@ def _conclusion(
         yield "That all tokens were counted does not show that the model finds what they say (gpuwatch probe needle)."
 
 
+def _not_real(bad: _Try | None, wanted: int | None, stated: int | None, *, guessed: bool) -> Iterator[str]:
+    """Say what the shortest request that was refused within the length to test means; `guessed`: its length is."""
+    if guessed:
+        yield GUESSED
+    if bad is None or wanted is None:
+        return
+    if longer(bad.reply.error, stated):
+        yield (
+            f"The request of {bad.tokens:,} tokens was longer by the words of its refusal: what the server counts is "
+            "not the whole prompt."
+        )
+    elif not guessed:
+        yield f"The length of {wanted:,} is not real: refused at {bad.tokens:,}."
+
+
 def _said(each: _Try) -> str:
-    what, counted = f"{each.tokens:,} tokens ({each.what})", each.reply.prompt_tokens
+    about, guessed = "about " if each.words.guessed else "", each.words.guessed
+    what, counted = f"{about}{each.tokens:,} tokens ({each.what})", each.reply.prompt_tokens
     texts = {
         "whole": "accepted, and all of them counted",
         "cut": f"accepted, but only {counted or 0:,} counted: the prompt was cut",
@@ -246,6 +263,9 @@ def _said(each: _Try) -> str:
         text = "refused with an error, as it has to be"
     elif each.what == "over the limit" and each.outcome == "whole":
         text = "accepted, and all of them counted: the limit is not what the server states"
+    elif guessed and each.outcome == "not counted" and not each.reply.ran_on:
+        beyond = ", nor whether it was over the limit" if each.what == "over the limit" else ""
+        text = f"accepted; how many tokens it has is a guess, so a cut cannot be seen{beyond}"
     elif each.reply.ran_on:
         text = "accepted; max_tokens is ignored, so the count that comes at the end was not seen, and no cut could be"
     elif each.reply.error:
@@ -280,6 +300,8 @@ def _refused(run: Run, tries: list[_Try], wanted: int | None) -> Iterator[Findin
     """Judge requests that are refused although they are within what the server states."""
     bad, stated = _short(tries, wanted), run.server.max_model_len
     if bad is None or stated is None or bad.tokens + OUTPUT > stated:
+        return
+    if run.vocabulary.guessed or longer(bad.reply.error, stated):
         return
     yield refused(run, bad.refusal, _below(tries, bad))
 

@@ -10,6 +10,12 @@ if TYPE_CHECKING:
 
 Prompt: TypeAlias = "tuple[int, ...] | str"
 Kind: TypeAlias = Literal["ok", "refused", "login", "limited", "failed", "timeout", "lost", "cancelled"]
+FEWEST_PIECES = 8
+"""A stream of fewer pieces does not show whether it was held back."""
+PIECES_AT_ONCE = 4
+"""Where so many pieces come with each read on average, the stream was held back."""
+FASTEST_PIECE = 0.0002
+"""Seconds between two pieces that no engine is faster than."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +85,21 @@ class Reply:
         return self.ok or self.ran_on
 
     @property
+    def buffered(self) -> bool:
+        """Whether the pieces of the stream came in one go or a few, or faster than any engine: something held them.
+
+        Then no time within the stream is that of the server.
+        """
+        pieces = len(self.token_times)
+        if pieces < FEWEST_PIECES:
+            return False
+        span = self.token_times[-1] - self.token_times[0]
+        return len(set(self.token_times)) * PIECES_AT_ONCE <= pieces or span < FASTEST_PIECE * (pieces - 1)
+
+    @property
     def ttft(self) -> float | None:
-        """Seconds from sending to the first token."""
-        return None if self.first_token is None else self.first_token - self.started
+        """Seconds from sending to the first token; None where the stream was held back."""
+        return None if self.first_token is None or self.buffered else self.first_token - self.started
 
     @property
     def generated(self) -> int:
@@ -90,8 +108,8 @@ class Reply:
 
     @property
     def decode_rate(self) -> float | None:
-        """Tokens per second after the first token; None where fewer than two came."""
-        if len(self.token_times) < 2:
+        """Tokens per second after the first token; None where fewer than two came, or the stream was held back."""
+        if len(self.token_times) < 2 or self.buffered:
             return None
         seconds = self.token_times[-1] - self.token_times[0]
         later = self.generated - self.first_tokens

@@ -35,6 +35,12 @@ _TEXTS: tuple[tuple[Counts, str], ...] = (
 _PATTERNS = tuple((counts, re.compile(text + _NUMBER, re.IGNORECASE)) for counts, text in _TEXTS)
 _FIELDS = ("n_ctx", "max_model_len", "max_context_length", "max_total_tokens", "max_input_tokens")
 """Fields of an error document that hold the limit as a number; llama.cpp has ``n_ctx`` next to its message."""
+_REQUESTED = re.compile(
+    r"(?:requested(?: a total of)?|your (?:request|prompt) (?:has|contains)|\binput \() ?(?P<n>[0-9][0-9,_]{0,12}) "
+    r"(?:input |output |prompt )?tokens",
+    re.IGNORECASE,
+)
+"""The size of the request in the words of vLLM, SGLang and OpenAI."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,12 @@ def named(text: str) -> Named | None:
     """Return the limit that the words of a refusal name; None where they name none."""
     found = _found(text)
     return None if found is None else Named(int(re.sub("[,_]", "", found[1]["n"])), found[0])
+
+
+def requested(text: str) -> int | None:
+    """Return the tokens of the request that a refusal names, of prompt and answer where it says both; None: none."""
+    found = _REQUESTED.search(text)
+    return None if found is None else int(re.sub("[,_]", "", found["n"]))
 
 
 def _found(text: str) -> tuple[Counts, re.Match[str]] | None:

@@ -11,7 +11,7 @@ from gpuwatch.probes.client import ProbeError
 from gpuwatch.probes.limits import read_pool, read_setting
 from gpuwatch.probes.ramp_advice import advice
 from gpuwatch.probes.ramp_verdict import conclusion, expected, findings
-from gpuwatch.probes.refusal import Refused, refused
+from gpuwatch.probes.refusal import Refused, longer, refused
 from gpuwatch.probes.result import Result
 from gpuwatch.probes.truncation import Short, cut_at, fate
 from gpuwatch.probes.wave import DANGEROUS, ENDING, MOST_HELD, counted_alone, wave
@@ -89,7 +89,7 @@ class Search:
     @property
     def measured(self) -> bool:
         """Whether at least one request was answered."""
-        return any(point.ttft is not None or point.outcome == "ignored" for point in self.points)
+        return any(point.ttft is not None or point.outcome == "ignored" or point.buffered for point in self.points)
 
     def limited_to(self, running: float | None) -> bool:
         """Return whether a wave with room in the pool had no more requests running: then the pool is not the limit."""
@@ -267,7 +267,7 @@ class Ramp:
         if not alone.ok:
             return point
         self.counts = alone.prompt_tokens is not None
-        if fate(alone, length, exact=self.run.vocabulary.exact) == "cut":
+        if fate(alone, length, self.run.vocabulary) == "cut":
             detail = f"sent {length:,} tokens, the server counts {alone.prompt_tokens:,}"
             return replace(point, outcome="cut", detail=detail, counted_tokens=alone.prompt_tokens)
         if self.counts:
@@ -359,6 +359,8 @@ def _refused(ramp: Ramp, searches: list[Search]) -> Iterator[Finding]:
     for search in searches:
         bad, more = search.bad, ramp.options.output + ramp.room(search.concurrency)
         if bad is None or stated is None or bad.outcome != "refused" or bad.sent_tokens + more > stated:
+            continue
+        if ramp.run.vocabulary.guessed or longer(bad.detail, stated):
             continue
         low, step = search.good, ramp.resolution(search.cap)
         found = low is not None and bad.sent_tokens - low.sent_tokens <= step

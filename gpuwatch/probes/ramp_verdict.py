@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
+from gpuwatch.probes.refusal import longer
+from gpuwatch.probes.vocabulary import GUESSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -83,18 +85,28 @@ def conclusion(ramp: Ramp, searches: Sequence[Search]) -> Iterator[str]:
 
 def _seen(ramp: Ramp, points: Sequence[Point]) -> Iterator[str]:
     """Say what could not be seen or measured, and why."""
-    if any(point.ran_on for point in points):
+    if ramp.run.vocabulary.guessed:
+        yield GUESSED
+    if any(point.ran_on and point.counted_tokens is None for point in points):
         yield (
             "The server ignores max_tokens: its answers were cut off after what was asked for, and its counts, which "
             "come at the end, were not seen."
         )
     elif ramp.counts is False:
         yield "The server counts no prompt tokens: whether it read every prompt whole cannot be seen."
+    if any(point.buffered for point in points):
+        yield (
+            "The stream comes in one piece at its end: what stands in front of the server holds it back (nginx: "
+            "proxy_buffering off). Times to first token and rates of prefill and decoding are not known, nor whether "
+            "all requests ran at the same time, unless the page shows it."
+        )
     if any(point.uncounted for point in points):
         yield (
             "The server does not count the tokens of its answers as they come, and a piece of its stream may hold "
             "several: waves without a count have no decode and output rates."
         )
+    if any(longer(point.detail, ramp.run.server.max_model_len) for point in points):
+        yield "By the words of its refusals, prompts were longer than the server counts: it does not count all of them."
     yield from ramp.run.rate_limited()
     if any(point.limited for point in points):
         yield "Waves in which requests were sent back have no prefill and output rates: their seconds hold the pauses."
@@ -146,6 +158,8 @@ def _compared(ramp: Ramp, search: Search) -> Iterator[str]:
         or search.sequences is not None
         or search.bad is None
         or search.bad.outcome not in ("queued", "preempted", "refused")
+        or ramp.run.vocabulary.guessed
+        or longer(search.bad.detail, ramp.run.server.max_model_len)
     ):
         return
     step = ramp.resolution(search.cap)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding
-from gpuwatch.probes.named_limit import named
+from gpuwatch.probes.named_limit import named, requested
 
 if TYPE_CHECKING:
     from gpuwatch.probes.named_limit import Named
@@ -59,6 +59,15 @@ def limit_of(bad: Refused, stated: int | None, whole: int | None) -> Named | Non
         return None
     prompt = 0 if whole is None else whole - bad.output  # an answer may be cut at the limit without an error
     return limit if limit.tokens * off >= prompt else None
+
+
+def longer(error: str, stated: int | None) -> bool:
+    """Return whether a refusal names a request that is longer than what the server states, prompt and answer.
+
+    Then it is right, and the length that was believed to be sent is wrong.
+    """
+    told = requested(error)
+    return stated is not None and told is not None and told > stated
 
 
 def too_large(bad: Refused) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Result:
         probe: Name of the probe.
         server: Who was asked.
         started: Seconds since the epoch.
+        ended: Seconds since the epoch.
         complete: Whether everything was measured that was asked for.
         stopped_because: Why not, in one line; empty where it is complete.
         facts: Single figures.
@@ -45,6 +47,7 @@ class Result:
     conclusion: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
     drawing: tuple[str, ...] = ()
+    ended: float = field(default_factory=time.time, compare=False)
 
     def fact(self, name: str) -> Value:
         """Return the value of a figure, or None."""

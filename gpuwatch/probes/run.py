@@ -136,6 +136,8 @@ class Run:
                 self.sent_back += reply.pauses
         if reply.kind == "lost" and not self._alive():
             self.gone.set()
+        if reply.kind == "timeout" and self.over == OUT_OF_TIME:
+            return replace(reply, kind="cancelled", error=OUT_OF_TIME)
         return reply
 
     def rate_limited(self) -> tuple[str, ...]:

@@ -45,12 +45,13 @@ class Events:
 
     Attributes:
         texts: The pieces of the completion, in order.
-        times: When each piece came, in the time given to `feed`.
+        times: When each piece came, in the time given to `feed`, without those before the first text; see `pieces`.
         first_tokens: Tokens in the first piece, 1 where the server does not count as it goes.
         usage: The newest ``usage`` object of the server, empty where it sent none.
         error: What the server reported instead of going on, or what is wrong with the stream; empty: nothing.
         finished: Whether the last event came.
         ran_on: Whether more came than was asked for; the reader says so.
+        broke_off: Whether the connection ended before the stream did.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -60,8 +61,16 @@ class Events:
     error: str = ""
     finished: bool = False
     ran_on: bool = False
+    broke_off: bool = False
     _rest: bytes = b""
     _reason: str = ""
+    _blank: list[float] = field(default_factory=list)
+    """When pieces without text came before the first text. Gateways send one at once; an engine counts its tokens."""
+
+    @property
+    def pieces(self) -> list[float]:
+        """When each piece came; those without text at the start count only where no text came at all."""
+        return self.times or self._blank
 
     def feed(self, data: bytes, now: float) -> None:
         """Take the next bytes, which came at `now`. Never raises: what is no event stream ends up in `error`."""
@@ -83,7 +92,8 @@ class Events:
             if self._reason:  # some servers leave the last event out
                 self.finished = True
             else:
-                self.error = f"the stream broke off after {len(self.times)} pieces"
+                self.broke_off = True
+                self.error = f"the stream broke off after {len(self.pieces)} pieces"
 
     def _line(self, line: bytes, now: float) -> None:
         if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
@@ -114,7 +124,9 @@ class Events:
             return
         text, reason = first.get("text"), first.get("finish_reason")
         text = text if isinstance(text, str) else ""
-        if text or not reason:
+        if not text and not reason and not self.times and not self.count("completion_tokens"):
+            self._blank.append(now)
+        elif text or not reason:
             self.texts.append(text)
             self.times.append(now)
             if len(self.times) == 1:

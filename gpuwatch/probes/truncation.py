@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gpuwatch.probes.client import Server
     from gpuwatch.probes.exchange import Reply
     from gpuwatch.probes.run import Run
+    from gpuwatch.probes.vocabulary import Vocabulary
 
 TEXT_TOLERANCE = 0.1
 """Share by which text prompts may be off from what their words should cost; random sentences vary less."""
@@ -20,7 +21,8 @@ TEXT_ERROR = 0.03
 """Share by which two texts differ in length, however their words fall."""
 _FLAGS = {"vllm": "--max-model-len", "sglang": "--context-length"}
 Fate: TypeAlias = Literal["whole", "cut", "ignored", "not counted"]
-"""All tokens were counted; fewer than were sent; not one token was generated; the server counts nothing."""
+"""All tokens were counted; fewer than were sent; not one token was generated; the server counts nothing, or how many
+tokens were sent is a guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,13 @@ class Short:
     fate: Fate
 
 
-def fate(reply: Reply, sent: int, *, exact: bool) -> Fate:
-    """Return what became of a prompt of `sent` tokens whose answer is complete; `exact`: it was sent as token ids."""
+def fate(reply: Reply, sent: int, words: Vocabulary) -> Fate:
+    """Return what became of a prompt of `sent` tokens, made of `words`, whose answer is complete."""
     if not reply.token_times and not reply.completion_tokens:
         return "ignored"
-    if reply.prompt_tokens is None:
+    if reply.prompt_tokens is None or words.guessed:
         return "not counted"
-    least = sent if exact else round(sent * (1 - TEXT_TOLERANCE))
+    least = sent if words.exact else round(sent * (1 - TEXT_TOLERANCE))
     return "whole" if reply.prompt_tokens >= least else "cut"
 
 

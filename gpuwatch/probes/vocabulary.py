@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuwatch.probes.client import ProbeError
 from gpuwatch.probes.exchange import Ask
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ _ENDS = (
 )  # fmt: skip
 _CALIBRATION_WORDS = 240
 _USUAL_TOKENS_PER_WORD = 1.3
+GUESSED = "No count of prompt tokens was seen: all lengths are guesses from the number of words."
+_SHORT_WORDS = 8
 _TRIED_SIZES = (512, 1024, 2048, 4096, 8192, 16_384, 32_000)
 
 
@@ -47,10 +50,17 @@ class Vocabulary:
     Attributes:
         ids: Ordinary token ids to draw from; empty where the server takes text only.
         tokens_per_word: Tokens that a word of `filler` costs with this server's tokenizer.
+        measured: Whether the server counted them; else they are those of usual English text.
     """
 
     ids: tuple[int, ...] = ()
     tokens_per_word: float = _USUAL_TOKENS_PER_WORD
+    measured: bool = True
+
+    @property
+    def guessed(self) -> bool:
+        """Whether nothing is known about the tokens of prompts but the number of their words."""
+        return not self.ids and not self.measured
 
     @property
     def exact(self) -> bool:
@@ -92,6 +102,9 @@ def find(client: Client) -> Vocabulary:
     The ids are those that the server's own tokenizer gives for plain sentences, so that none is special. Without
     ``/tokenize``, vLLM is asked with growing ids, which it refuses once they are out of its vocabulary; the middle
     half of what it takes is used, because special ids stand at the ends.
+
+    Raises:
+        ProbeError: the server refuses every completion.
     """
     server = client.server
     if server is None:
@@ -103,7 +116,8 @@ def find(client: Client) -> Vocabulary:
             distinct = _tried(client)
         if distinct:
             return Vocabulary(distinct, len(ids) / 1500 if ids else _USUAL_TOKENS_PER_WORD)
-    return Vocabulary((), _calibrated(client))
+    known = _calibrated(client)
+    return Vocabulary((), known or _USUAL_TOKENS_PER_WORD, measured=known is not None)
 
 
 def _tried(client: Client) -> tuple[int, ...]:
@@ -115,8 +129,22 @@ def _tried(client: Client) -> tuple[int, ...]:
     return tuple(range(size // 4, size * 3 // 4))
 
 
-def _calibrated(client: Client) -> float:
-    """Return the tokens per word that the server counts for sentences, or the usual number where it counts none."""
+def _calibrated(client: Client) -> float | None:
+    """Return the tokens per word that the server counts for sentences, None where it counts none.
+
+    Where the count at the end does not come, it is asked for with the first piece.
+    """
     text = filler(_CALIBRATION_WORDS, "calibration")
     reply = client.complete(Ask(text, 1, time.monotonic() + client.timeout))
-    return reply.prompt_tokens / _CALIBRATION_WORDS if reply.prompt_tokens else _USUAL_TOKENS_PER_WORD
+    if reply.kind == "refused":
+        _check_short(client)
+    if reply.answered and not reply.prompt_tokens:
+        reply = client.complete(Ask(text, 1, time.monotonic() + client.timeout, enough=lambda _tokens: True))
+    return reply.prompt_tokens / _CALIBRATION_WORDS if reply.prompt_tokens else None
+
+
+def _check_short(client: Client) -> None:
+    """Raise where a few words are refused as well: then it is not the length that is refused."""
+    short = client.complete(Ask(filler(_SHORT_WORDS, "short"), 1, time.monotonic() + client.timeout))
+    if short.kind == "refused":
+        raise ProbeError(f"{client.url}/v1/completions refuses every completion: {short.error}", 3)

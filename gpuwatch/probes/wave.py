@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gpuwatch.probes.meter import Peaks, watched
 from gpuwatch.probes.truncation import fate
+from gpuwatch.probes.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +47,8 @@ BROKEN = frozenset({"queued", "preempted", "cut", "ignored", "refused", "timeout
 DANGEROUS = frozenset({"failed", "lost"})
 ENDING = frozenset({"stopped", "limited", "login"})
 """What says nothing about the length, and ends the probe: its own end, a rate limit that stays, a refused login."""
+_TEXT = Vocabulary()
+"""Prompts of text, whose tokens per word the server counted."""
 MOST_HELD = 1024
 """Tokens that a request generates at most while it waits for the others."""
 LINGER_SECONDS = 0.5
@@ -60,7 +63,8 @@ class Point:
     `held_tokens` are prompt and generated tokens of the longest request, `counted_tokens` the least prompt tokens that
     the server counted of a request, `sent_bytes` the size of the largest body. `limited` is how often a rate limit made
     requests wait: such a wave has no rates, because the waiting is in its seconds. `ran_on`: the server ignores
-    max_tokens. `uncounted`: how many tokens came is not known, so there are no rates of decoding and output.
+    max_tokens. `buffered`: streams came in one piece, so that no time within them is known. `uncounted`: how many
+    tokens came is not known, so there are no rates of decoding and output.
     """
 
     concurrency: int
@@ -83,6 +87,7 @@ class Point:
     limited: int = 0
     uncounted: bool = False
     ran_on: bool = False
+    buffered: bool = False
     sent_tokens: int = 0
     sent_bytes: int = 0
 
@@ -261,8 +266,8 @@ def wave(
     if before is not None and after is not None:
         first, last = before.total("preemptions_total"), after.total("preemptions_total")
         preempted = None if first is None or last is None else max(0, round(last - first))
-    exact = run.vocabulary.exact
-    return judge(replies, tokens, peaks, preempted=preempted, pool=pool, over=run.over, exact=exact, single=single)
+    words = run.vocabulary
+    return judge(replies, tokens, peaks, preempted=preempted, pool=pool, over=run.over, words=words, single=single)
 
 
 def counted_alone(run: Run, tokens: int, name: str) -> Reply:
@@ -281,15 +286,15 @@ def judge(
     preempted: int | None,
     pool: Pool | None,
     over: str = "",
-    exact: bool = False,
+    words: Vocabulary = _TEXT,
     single: bool = True,
 ) -> Point:
     """Return what the replies of one wave say together.
 
-    `exact`: prompts had `tokens` tokens, not about so many. `single`: pieces are tokens, so they can be counted where
+    `words` made the prompts of `tokens` tokens. `single`: pieces are tokens, so they can be counted where
     the server did not say how many tokens came.
     """
-    outcome, detail = _outcome(replies, tokens, peaks, preempted, pool, over=over, exact=exact)
+    outcome, detail = _outcome(replies, tokens, peaks, preempted, pool, over=over, words=words)
     good = [reply for reply in replies if reply.answered and reply.first_token is not None]
     ttfts = [reply.ttft for reply in good if reply.ttft is not None]
     started = min((reply.started for reply in good), default=0.0)
@@ -303,7 +308,11 @@ def judge(
         detail = f"{limited} sent back by a rate limit: no rates"
     seconds = max((reply.ended for reply in good), default=started) - started
     fullest = max(peaks.gpu_memory.values(), default=None)
-    undisturbed = len(good) == len(replies) and outcome == "ok" and not limited
+    buffered = any(reply.buffered for reply in good)
+    undisturbed = len(good) == len(replies) and outcome == "ok" and not limited and not buffered
+    long = bool(counted) or not words.guessed
+    if buffered and not detail:
+        detail = "the stream came in one piece: no times within it"
     return Point(
         concurrency=len(replies),
         prompt_tokens=length,
@@ -311,7 +320,7 @@ def judge(
         detail=detail,
         ttft=median(ttfts) if ttfts else None,
         ttft_most=max(ttfts, default=None),
-        prefill_rate=length * len(good) / first_tokens if undisturbed and first_tokens > 0 else None,
+        prefill_rate=length * len(good) / first_tokens if undisturbed and long and first_tokens > 0 else None,
         decode_rate=median(rates) if rates else None,
         output_rate=sum(reply.generated for reply in good) / seconds
         if good and known and seconds > 0 and not limited
@@ -329,6 +338,7 @@ def judge(
         limited=limited,
         uncounted=bool(good) and not known,
         ran_on=any(reply.ran_on for reply in replies),
+        buffered=buffered,
         sent_tokens=tokens,
         sent_bytes=max(reply.sent_bytes for reply in replies),
     )
@@ -342,7 +352,7 @@ def _outcome(
     pool: Pool | None,
     *,
     over: str,
-    exact: bool,
+    words: Vocabulary,
 ) -> tuple[Outcome, str]:
     for kind in ("lost", "failed", "login", "refused", "timeout", "limited"):
         bad = [reply for reply in replies if reply.kind == kind and not reply.ran_on]
@@ -351,7 +361,7 @@ def _outcome(
             return kind, share + bad[0].error
     if over or any(not reply.answered for reply in replies):
         return "stopped", over or "not all requests were sent"
-    return _unread(replies, tokens, exact=exact) or _held(replies, tokens, peaks, preempted, pool)
+    return _unread(replies, tokens, words) or _held(replies, tokens, peaks, preempted, pool)
 
 
 def _held(
@@ -362,15 +372,23 @@ def _held(
         return "preempted", f"{preempted} preemption{'s' if preempted > 1 else ''}"
     if len(replies) == 1 or _together(replies):
         return "ok", ""
+    if any(reply.buffered for reply in replies) and not _waited(peaks, pool, tokens, len(replies)):
+        return "ok", ""
     if peaks.kv_usage is not None and pool is not None and not _full(peaks.kv_usage, pool, tokens):
         most = "" if peaks.running is None else f", at most {peaks.running:.0f} ran"
         return "sequences", f"not all ran at the same time although the KV pool had room{most}"
     return "queued", "not all were in the KV pool at the same time"
 
 
-def _unread(replies: Sequence[Reply], tokens: int, *, exact: bool) -> tuple[Outcome, str] | None:
+def _waited(peaks: Peaks, pool: Pool | None, tokens: int, requests: int) -> bool:
+    """Return whether the page shows that requests waited: fewer ran than were sent, or the pool was full."""
+    full = peaks.kv_usage is not None and pool is not None and _full(peaks.kv_usage, pool, tokens)
+    return full or (peaks.running is not None and peaks.running < requests)
+
+
+def _unread(replies: Sequence[Reply], tokens: int, words: Vocabulary) -> tuple[Outcome, str] | None:
     """Return what happened to prompts that the server accepted without reading them whole, None where it read all."""
-    fates = [fate(reply, tokens, exact=exact) for reply in replies]
+    fates = [fate(reply, tokens, words) for reply in replies]
     kinds: tuple[Literal["ignored", "cut"], ...] = ("ignored", "cut")
     for kind in kinds:
         if kind not in fates:

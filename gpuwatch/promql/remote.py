@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ VARIABLES = "GPUWATCH_PROMETHEUS"
 """Start of the names of the variables that may hold user, password or token."""
 
 _LONGEST_MESSAGE = 300
+
+T = TypeVar("T")
 
 
 class RemoteError(PromQLError):
@@ -69,14 +71,27 @@ class RemoteQuerier:
         Raises:
             RemoteError: The server cannot be reached, refuses the query, or answers something else or only in part.
         """
-        data = self._ask("query", {"query": expr, "time": _seconds(time)})
+        vector, missing = self.instant_in_part(expr, time)
+        return _whole(vector, missing)
+
+    def instant_in_part(self, expr: str, time: int) -> tuple[Vector, str]:
+        """Evaluate `expr` at `time` (milliseconds) and return what came, and why it may not be all (empty: it is).
+
+        Thanos, Mimir and VictoriaMetrics' cluster answer from the stores that they reach. What is there is true, but
+        a sum may lack summands, and what is absent may exist.
+
+        Raises:
+            RemoteError: As for `instant`, but not for an answer in part.
+        """
+        data, missing = self._ask("query", {"query": expr, "time": _seconds(time)})
         with _reading(self._client.base):
             if data["resultType"] == "scalar":
-                return Vector(((),), np.array([float(data["result"][1])]))
+                return Vector(((),), np.array([float(data["result"][1])])), missing
             if data["resultType"] != "vector":
                 raise RemoteError(Reason.FAILED, f"{expr}: the answer is a {data['resultType']}, not a vector")
             labels = tuple(_labels(one["metric"]) for one in data["result"])
-            return Vector(labels, np.array([float(one["value"][1]) for one in data["result"]], dtype=np.float64))
+            values = np.array([float(one["value"][1]) for one in data["result"]], dtype=np.float64)
+            return Vector(labels, values), missing
 
     def range(self, expr: str, start: int, end: int, step: int) -> tuple[RangeSeries, ...]:
         """Evaluate `expr` at start, start + step, … up to `end` (milliseconds).
@@ -85,7 +100,7 @@ class RemoteQuerier:
             RemoteError: As for `instant`.
         """
         form = {"query": expr, "start": _seconds(start), "end": _seconds(end), "step": _seconds(step)}
-        data = self._ask("query_range", form)
+        data = _whole(*self._ask("query_range", form))
         with _reading(self._client.base):
             return tuple(
                 RangeSeries(
@@ -97,18 +112,19 @@ class RemoteQuerier:
             )
 
     def read(self, endpoint: str) -> Any:
-        """Return the data of another endpoint of the API, such as ``rules``.
+        """Return the data of another endpoint of the API, such as ``rules``; what came, where it is only a part.
 
         Raises:
-            RemoteError: As for `instant`.
+            RemoteError: As for `instant`, but not for an answer in part.
         """
-        return self._ask(endpoint, None)
+        return self._ask(endpoint, None)[0]
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
-    def _ask(self, endpoint: str, form: dict[str, str] | None) -> Any:
+    def _ask(self, endpoint: str, form: dict[str, str] | None) -> tuple[Any, str]:
+        """Return the data of an answer, and why it is only a part of it."""
         path = f"/api/v1/{endpoint}"
         if form is not None:
             form = {**form, "timeout": f"{self._client.timeout:g}s"}
@@ -130,19 +146,25 @@ class RemoteQuerier:
         if answer["status"] != "success":
             message = _one_line(str(answer.get("error", f"HTTP {reply.status}")))
             raise RemoteError(_ERROR_TYPES.get(str(answer.get("errorType")), reason), f"{where}: {message}")
-        warnings = [str(one) for one in answer.get("warnings") or () if not str(one).startswith("PromQL ")]
-        if answer.get("isPartial") or warnings:
-            told = _one_line("; ".join(warnings) or "isPartial")
-            raise RemoteError(Reason.FAILED, f"{where}: the answer is not complete: {told}")
         if answer.get("data") is None:
             raise RemoteError(Reason.NOT_METRICS, f"{where}: the answer has an unexpected shape (no data)")
-        return answer["data"]
+        warnings = [str(one) for one in answer.get("warnings") or () if not str(one).startswith("PromQL ")]
+        partial = bool(warnings) or bool(answer.get("isPartial"))
+        told = _one_line("; ".join(warnings) or "isPartial")
+        return answer["data"], f"{where}: the answer is not complete: {told}" if partial else ""
 
 
 _LOGIN = f"give user and password_file, or token_file, in [prometheus], or {VARIABLES}_USER and {VARIABLES}_PASSWORD"
 _REASONS = {401: Reason.UNAUTHORIZED, 403: Reason.UNAUTHORIZED, 404: Reason.NOT_FOUND, 504: Reason.TIMEOUT}
 _ERROR_TYPES = {"timeout": Reason.TIMEOUT, "canceled": Reason.TIMEOUT}
 """Prometheus' own error types (``web/api/v1/api.go``) that are no fault of the query."""
+
+
+def _whole(data: T, missing: str) -> T:
+    """Return the data of an answer that is complete; refuse one that is not."""
+    if missing:
+        raise RemoteError(Reason.FAILED, missing)
+    return data
 
 
 @contextmanager

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.finding import Finding, NotEnough
+from gpuwatch.diagnosis.finding import NotEnough
 from gpuwatch.report.document import Document, Figure, FindingBlock, Heading, Items, Table, Text
-from gpuwatch.report.figures import added_seconds, for_plot, quantile, rate
+from gpuwatch.report.figures import added_seconds, for_plot, rate, told
 from gpuwatch.report.load import shown, summary
-from gpuwatch.report.run_report import FOOT, when
-from gpuwatch.report.scaling import Scaling, poor, scaling
+from gpuwatch.report.run_report import FOOT, pooled, when
+from gpuwatch.report.scaling import poor, scaling
 from gpuwatch.report.svg import Line, plot
 from gpuwatch.report.versus import busy, value_of, versus
 from gpuwatch.units import NONE, percent, seconds, size, with_unit
@@ -18,14 +18,15 @@ from gpuwatch.units import NONE, percent, seconds, size, with_unit
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gpuwatch.report.data import RunData, Window
+    from gpuwatch.report.data import EngineRun, RunData, Window
     from gpuwatch.report.document import Block
     from gpuwatch.report.versus import Row, Versus
 
 METHOD = (
     "Intervals are of 95 %: a moving-block bootstrap of the windows with work, as neighbouring windows resemble each "
     "other, and Student's t. A difference is called better or worse where its chance without any cause is below 5 %, "
-    "raised for the number of figures (Holm). Quantiles are as fine as the buckets of the engine. One run of each kind "
+    "raised for the number of figures (Holm). Quantiles are as fine as the buckets of the engine; of one in the "
+    "first bucket no more is known than that it is at most (≤) its end. One run of each kind "
     "does not show how runs differ from day to day."
 )
 LEADING = ("generated tokens", "time to first token p95", "time between tokens p95", "preemptions")
@@ -50,6 +51,12 @@ def build(runs: Sequence[RunData], program: str = "", pairs: Sequence[Versus] = 
     blocks: list[Block] = []
     for name, pair in zip(names[1:], pairs, strict=True):
         blocks += _verdict(names[0], name, pair)
+    blocks += [
+        Text(f"{name}: {text}", "warning")
+        for name, run in zip(names, runs, strict=True)
+        for engine in run.engines
+        for text in pooled(engine)
+    ]
     blocks += [Heading("Runs"), _runs(names, runs)]
     blocks += _differences(names, runs)
     scaled = [block for name, pair in zip(names[1:], pairs, strict=True) for block in _scaling(names[0], name, pair)]
@@ -66,92 +73,6 @@ def build(runs: Sequence[RunData], program: str = "", pairs: Sequence[Versus] = 
     blocks += [Heading("Method"), Text(METHOD, "quiet")]
     listed = ", ".join(f"{name}: {run.name}" for name, run in zip(names, runs, strict=True))
     return Document("gpuwatch compare", listed, tuple(blocks), f"{program}. {FOOT}")
-
-
-def as_json(
-    runs: Sequence[RunData], finding_json: Callable[[Finding], dict[str, Any]], pairs: Sequence[Versus] = ()
-) -> dict[str, Any]:
-    """Return the comparison as JSON has it; `finding_json` writes a finding, `pairs` are those of `held_against`."""
-    pairs = pairs or held_against(runs)
-    names = names_of(runs)
-    gains = [scaling(pair) for pair in pairs]
-    found = [poor(pair, gain) for pair, gain in zip(pairs, gains, strict=True) if isinstance(gain, Scaling)]
-    return {
-        "schema": 1,
-        "runs": [
-            {
-                "name": name,
-                "recording": run.name,
-                "host": run.host,
-                "seconds": run.seconds,
-                "work_seconds": added_seconds(busy(run)),
-                "engines": [
-                    {
-                        "server": e.server,
-                        "engine": e.kind,
-                        "version": e.version,
-                        "model": e.model,
-                        "tp": e.tensor_parallel,
-                    }
-                    for e in run.engines
-                ],
-                "findings": [finding.id for finding in run.findings],
-            }
-            for name, run in zip(names, runs, strict=True)
-        ],
-        "comparisons": [
-            {
-                "baseline": names[0],
-                "run": name,
-                "figures": [_row_json(row) for row in pair.rows],
-                "load": [_row_json(row) for row in pair.load],
-                "levels": [
-                    {"running": level.text, "figures": [_row_json(row) for row in level.rows]} for level in pair.levels
-                ],
-                "cautions": list(pair.cautions),
-                "scaling": _scaling_json(gain) if isinstance(gain, Scaling) else None,
-            }
-            for name, pair, gain in zip(names[1:], pairs, gains, strict=True)
-        ],
-        "findings": [finding_json(finding) for finding in found if finding is not None],
-        "not_enough_evidence": [
-            {"id": gain.id, "missing": gain.missing, "labels": {}} for gain in gains if isinstance(gain, NotEnough)
-        ],
-    }
-
-
-def _row_json(row: Row) -> dict[str, Any]:
-    known = row.comparison
-    return {
-        "name": row.name,
-        "unit": row.unit,
-        "baseline": _value_json(row, 0),
-        "value": _value_json(row, 1),
-        "difference": None if known is None or math.isinf(known.difference) else known.difference,
-        "relative": None if known is None else known.relative,
-        "low": None if known is None else known.low,
-        "high": None if known is None else known.high,
-        "p": row.raised,
-        "verdict": row.verdict,
-    }
-
-
-def _value_json(row: Row, which: int) -> float | str | None:
-    """Return a figure; one above the highest bucket is the text ``+Inf``."""
-    value = value_of(row, which)
-    return "+Inf" if value is not None and math.isinf(value) else value
-
-
-def _scaling_json(gain: Scaling) -> dict[str, Any]:
-    return {
-        "few": gain.few,
-        "many": gain.many,
-        "speedup": gain.speedup,
-        "low": gain.low,
-        "high": gain.high,
-        "efficiency": gain.efficiency,
-        "basis": gain.basis,
-    }
 
 
 def not_compared(pairs: Sequence[Versus]) -> str:
@@ -239,8 +160,8 @@ def _difference(row: Row) -> str:
     known = row.comparison
     if known is None:
         return NONE
-    if math.isinf(known.difference):
-        return " → ".join(shown(value_of(row, which), row.unit) for which in (0, 1))
+    if math.isinf(known.difference) or any(row.at_most):
+        return " → ".join(_figure(row, which) for which in (0, 1))
     if known.relative:
         bounds = (
             "" if known.low is None or known.high is None else f" ({_percent(known.low)} to {_percent(known.high)})"
@@ -248,6 +169,11 @@ def _difference(row: Row) -> str:
         return f"{_percent(known.difference)}{bounds}"
     sign = "+" if known.difference >= 0 else "-"
     return f"{sign}{with_unit(abs(known.difference), row.unit)}"
+
+
+def _figure(row: Row, which: int) -> str:
+    """Return the figure of the first (0) or second (1) run, with a sign where only its upper bound is known."""
+    return f"{'≤ ' if row.at_most[which] else ''}{shown(value_of(row, which), row.unit)}"
 
 
 def _percent(value: float) -> str:
@@ -263,8 +189,8 @@ def _table(first: str, second: str, rows: Sequence[Row]) -> Table:
         tuple(
             (
                 row.name,
-                shown(value_of(row, 0), row.unit),
-                shown(value_of(row, 1), row.unit),
+                _figure(row, 0),
+                _figure(row, 1),
                 _difference(row),
                 NONE if row.raised is None else f"{row.raised:.3f}" if row.raised >= 0.001 else "<0.001",
                 "" if row.comparison is not None and row.raised is None and row.verdict == "n/a" else row.verdict,
@@ -284,7 +210,7 @@ def _levels(first: str, second: str, pair: Versus) -> list[Block]:
     for level in pair.levels:
         for row in level.rows:
             if row.comparison is not None:
-                values = (shown(value_of(row, which), row.unit) for which in (0, 1))
+                values = (_figure(row, which) for which in (0, 1))
                 rows.append((level.text, row.name, *values, _difference(row), row.verdict))
                 tones.append(row.verdict if row.verdict in ("better", "worse") else "")
     head = ("requests running", "", first, second, "difference (95 %)", "verdict")
@@ -311,7 +237,7 @@ def _differences(names: Sequence[str], runs: Sequence[RunData]) -> list[Block]:
         for engine in run.engines[:1]:
             settings |= {"engine": engine.kind, "engine version": engine.version, "model": engine.model}
             settings["tensor-parallel ranks"] = NONE if engine.tensor_parallel is None else str(engine.tensor_parallel)
-            settings |= {item.name: item.value or "given" for item in engine.settings if item.name.startswith("--")}
+            settings |= _flags(engine)
             settings |= {item.name: item.value for item in engine.figures}
         known.append(settings)
     keys = list(dict.fromkeys(key for settings in known for key in settings))
@@ -324,6 +250,14 @@ def _differences(names: Sequence[str], runs: Sequence[RunData]) -> list[Block]:
     if not rows:
         return [Heading("What differs"), Text("Nothing that was seen: flags, versions and cards are the same.")]
     return [Heading("What differs"), Table(("", *names), tuple(rows))]
+
+
+def _flags(engine: EngineRun) -> dict[str, str]:
+    """Return the flags of an engine; one that was not the same in all of its starts with the value of each."""
+    each = [start.flags for start in engine.starts] or [engine.settings]
+    known = [{item.name: item.value or "given" for item in flags if item.name.startswith("--")} for flags in each]
+    names = dict.fromkeys(name for flags in known for name in flags)
+    return {name: " → ".join(dict.fromkeys(flags.get(name, "not given") for flags in known)) for name in names}
 
 
 def _scaling(first: str, second: str, pair: Versus) -> list[Block]:
@@ -365,7 +299,7 @@ def _plots(names: Sequence[str], runs: Sequence[RunData]) -> list[Block]:
 
 
 def _p95(window: Window, kind: str) -> float | None:
-    return quantile(0.95, window.histograms[kind]) if kind in window.histograms else None
+    return told(0.95, window.histograms[kind]) if kind in window.histograms else None
 
 
 def _memory(names: Sequence[str], runs: Sequence[RunData]) -> list[Block]:

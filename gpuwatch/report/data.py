@@ -84,6 +84,18 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineStart:
+    """One of several starts of an engine: when it began to show, from when to when it answered, and its flags.
+
+    `served` None: it never answered.
+    """
+
+    begun: int
+    served: tuple[int, int] | None = None
+    flags: tuple[Setting, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRun:
     """One engine, or one data-parallel rank of it.
 
@@ -102,6 +114,8 @@ class EngineRun:
     windows: tuple[Window, ...] = ()
     curves: Mapping[str, Curve] = field(default_factory=dict)
     """``running``, ``waiting``, ``kv_usage`` (0-1) as they were sampled, thinned to their extremes."""
+    starts: tuple[EngineStart, ...] = ()
+    """The starts of the engine, where it was started more than once; settings and figures are those of the last."""
 
     @property
     def title(self) -> str:
@@ -155,10 +169,13 @@ class RunData:
     episodes: Mapping[FindingKey, tuple[tuple[int, int | None], ...]] = field(default_factory=dict)
     """When each finding, by its key, was there: from and until, which is None where it was there at the end."""
     not_enough: tuple[NotEnough, ...] = ()
+    """What could not be judged at any time."""
     silent: tuple[Setting, ...] = ()
     """Sources that did not answer at the end or never: (source, reason and detail)."""
     problems: tuple[str, ...] = ()
     unsampled: float = 0.0
+    not_at_end: tuple[NotEnough, ...] = ()
+    """What was judged before, and could not be at the end any more."""
 
     @property
     def seconds(self) -> float:

@@ -41,6 +41,22 @@ def quantile(share: float, histogram: Histogram) -> float | None:
     return math.inf
 
 
+def at_most(share: float, histogram: Histogram) -> float | None:
+    """Return the bound of the first bucket where a quantile lies in it: that it is no higher is all that is known.
+
+    None: it lies in another bucket, or nothing was observed.
+    """
+    if histogram.count <= 0 or not histogram.bounds or histogram.counts[0] < share * histogram.count:
+        return None
+    bound = histogram.bounds[0]
+    return bound if 0 < bound < math.inf and histogram.counts[0] > 0 else None
+
+
+def told(share: float, histogram: Histogram) -> float | None:
+    """Return a quantile as `quantile` does, None where it lies in the first bucket."""
+    return None if at_most(share, histogram) is not None else quantile(share, histogram)
+
+
 def mean(histogram: Histogram) -> float | None:
     """Return the mean of the observations, None where there are none."""
     return histogram.total / histogram.count if histogram.count > 0 else None

@@ -10,18 +10,19 @@ from gpuwatch.report.figures import (
     SHORTEST_POINT,
     SHORTEST_RATE,
     added_seconds,
+    at_most,
     for_plot,
     levels,
     mean,
     merged,
-    quantile,
     rate,
+    told,
 )
 from gpuwatch.report.svg import Line, Mark, clock_text, plot, sparkline
 from gpuwatch.units import NONE, count, number, percent, seconds, with_unit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gpuwatch.report.data import EngineRun, Histogram, RunData, Window
     from gpuwatch.report.document import Block
@@ -34,12 +35,26 @@ LATENCIES = (
     ("queue", "time in the queue"),
 )
 
+SHORT_WORK = 40
+"""Work of fewer windows than this has rates that the idle parts of its first and last window lower by over 5 %."""
+SHARES = (0.5, 0.95, 0.99)
+COARSE = (
+    "Quantiles are as fine as the buckets of the engine: within one, its values are taken as evenly spread. Of one "
+    "that lies in the first bucket no more is known than the bucket's end."
+)
+
 
 def shown(value: float | None, unit: str) -> str:
     """Return a figure; an infinite latency is one above the engine's highest bucket."""
     if value is not None and math.isinf(value):
         return "above all buckets"
     return with_unit(value, unit)
+
+
+def quantile_text(share: float, histogram: Histogram) -> str:
+    """Return a quantile of a latency; of one in the first bucket only that it is no higher than its bound."""
+    bound = at_most(share, histogram)
+    return shown(told(share, histogram), "seconds") if bound is None else f"≤ {shown(bound, 'seconds')}"
 
 
 def blocks(run: RunData) -> list[Block]:
@@ -60,6 +75,16 @@ def _engine(run: RunData, engine: EngineRun) -> list[Block]:
     length = added_seconds(busy)
     width = max(window.seconds for window in busy)
     found.append(_totals(whole, length, run.sampled_seconds, width, engine))
+    if length < SHORT_WORK * width:
+        found.append(
+            Text(
+                f"Work is counted in whole windows of up to {seconds(width)}: in so short a time the idle parts of the "
+                f"first and the last one make rates lower by up to {percent(min(1.0, 2 * width / length))}.",
+                "quiet",
+            )
+        )
+    if any(name in whole.histograms for name, _ in LATENCIES):
+        found.append(Text(COARSE, "quiet"))
     found += _courses(run, engine)
     found += _by_concurrency(busy, name)
     return found
@@ -111,8 +136,8 @@ def _hits(whole: Window) -> str:
 def _spread(histogram: Histogram) -> str:
     if not histogram.count:
         return "none was observed"
-    parts = (f"p{round(share * 100)} {shown(quantile(share, histogram), 'seconds')}" for share in (0.5, 0.95, 0.99))
-    return f"{', '.join(parts)} ({count(histogram.count)} observed)"
+    parts = (f"p{round(share * 100)} {quantile_text(share, histogram)}" for share in SHARES)
+    return f"{', '.join(parts)}, mean {shown(mean(histogram), 'seconds')} ({count(histogram.count)} observed)"
 
 
 def _courses(run: RunData, engine: EngineRun) -> list[Block]:
@@ -128,16 +153,16 @@ def _courses(run: RunData, engine: EngineRun) -> list[Block]:
         return since((window.start + window.end) / 2)
 
     def counted(label: str, name: str) -> Line:
-        values = ((middle(point), rate(point, name)) for point in rates)
-        return Line(label, tuple((x, y) for x, y in values if y is not None))
+        return Line(label, _points((middle(point), rate(point, name)) for point in rates))
 
     def quantiles(name: str) -> list[Line]:
-        lines = []
-        for share in (0.5, 0.95):
-            values = (
-                (middle(point), quantile(share, point.histograms[name])) for point in points if name in point.histograms
-            )
-            lines.append(Line(f"p{round(share * 100)}", tuple((x, y) for x, y in values if y is not None)))
+        known = [(middle(point), point.histograms[name]) for point in points if name in point.histograms]
+        lines = [
+            Line(f"p{round(share * 100)}", _points((x, told(share, histogram)) for x, histogram in known))
+            for share in SHARES[:2]
+        ]
+        if any(at_most(share, histogram) is not None for share in SHARES[:2] for _, histogram in known):
+            lines.append(Line("mean", _points((x, mean(histogram)) for x, histogram in known)))
         return lines
 
     def curve(label: str, name: str) -> Line:
@@ -165,6 +190,11 @@ def _courses(run: RunData, engine: EngineRun) -> list[Block]:
         legend = tuple((f"c{index}", line.label) for index, line in enumerate(drawn)) if len(drawn) > 1 else ()
         found.append(Figure(title, picture, legend, tuple((line.label, summary(line, unit)) for line in drawn)))
     return found
+
+
+def _points(pairs: Iterable[tuple[float, float | None]]) -> tuple[tuple[float, float], ...]:
+    """Return those of the points that have a value."""
+    return tuple((x, y) for x, y in pairs if y is not None)
 
 
 def _near(engine: EngineRun) -> bool:
@@ -239,7 +269,7 @@ def _generated(level: Level) -> float | None:
 
 
 def _asking(kind: str, share: float) -> Callable[[Level], float | None]:
-    return lambda level: quantile(share, level.whole.histograms[kind]) if kind in level.whole.histograms else None
+    return lambda level: told(share, level.whole.histograms[kind]) if kind in level.whole.histograms else None
 
 
 def _level_plot(
@@ -248,7 +278,7 @@ def _level_plot(
     lines = []
     for label, ask in kinds:
         values = ((float(index), ask(level)) for index, level in enumerate(found))
-        points = tuple((x, y) for x, y in values if y is not None)
+        points = _points(values)
         if points:
             lines.append(Line(label, points))
     if not lines:
@@ -272,4 +302,5 @@ def _per_request(level: Level) -> float | None:
 
 
 def _of_level(level: Level, kind: str, share: float) -> str:
-    return shown(_asking(kind, share)(level), "seconds")
+    known = level.whole.histograms.get(kind)
+    return NONE if known is None else quantile_text(share, known)

@@ -26,6 +26,10 @@ _PLOTTED = (
     ("decode", "tokens/s", "Decode"),
     ("kv_usage", "ratio", "KV pool in use"),
 )
+_GOOD = ("passes", "works", "respects order")
+"""Verdicts of probes that say nothing against the model or the server."""
+_BROKE = ("failed", "lost", "timeout", "cut", "ignored")
+"""How a ramp breaks that is the server's fault; that its pool is full at some length is what a ramp looks for."""
 
 
 class ProbeFileError(Exception):
@@ -115,6 +119,15 @@ def in_figures(probes: tuple[ProbeData, ...], started: int, ended: int) -> list[
     return []
 
 
+def running_at(probes: tuple[ProbeData, ...], time: int) -> str:
+    """Return the name of the probe that ran at a time in milliseconds; empty where none did, or none says how long."""
+    for probe in probes:
+        begun, length = _number(probe.data.get("started")), _number(probe.data.get("seconds"))
+        if begun is not None and length is not None and 1000 * begun <= time <= 1000 * (begun + length):
+            return probe.name
+    return ""
+
+
 def advice(probes: tuple[ProbeData, ...]) -> list[str]:
     """Return what the probes say should change."""
     found = []
@@ -157,6 +170,28 @@ def weighty(probes: tuple[ProbeData, ...]) -> list[tuple[str, str, str, str]]:
                 name = str(item.get("id"))
                 found.setdefault(name, (str(item["severity"]), name, str(item.get("title", "")), probe.name))
     return list(found.values())
+
+
+def shortfalls(probes: tuple[ProbeData, ...]) -> list[str]:
+    """Return in a sentence each what probes say against the model or the server without a finding.
+
+    That is a verdict that is not good, and a server that failed or did not answer.
+    """
+    found = []
+    for probe in probes:
+        facts = {item["name"]: item.get("value") for item in _list(probe.data, "facts") if _named(item)}
+        said = [str(sentence) for sentence in _list(probe.data, "conclusion")]
+        broke = any(key.startswith("broke_how_") and value in _BROKE for key, value in facts.items())
+        verdict = facts.get("verdict")
+        if broke or facts.get("answered") is False or (verdict is not None and verdict not in _GOOD):
+            found.append(f"Probe {probe.name}: {said[0] if said else verdict or 'no request was answered.'}")
+        elif probe.data.get("complete") is False and "server" in str(probe.data.get("stopped_because")):
+            found.append(f"Probe {probe.name} ended early: {str(probe.data['stopped_because']).rstrip('.')}.")
+    return found
+
+
+def _named(item: Any) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("name"), str)
 
 
 def _probe(probe: ProbeData) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.report.figures import added_seconds, levels, merged, quantile, rate
+from gpuwatch.report.figures import added_seconds, at_most, levels, mean, merged, rate, told
 from gpuwatch.report.load import LATENCIES
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ def as_json(run: RunData, finding_json: Callable[[Finding], dict[str, Any]]) -> 
         "not_enough_evidence": [
             {"id": item.id, "missing": item.missing, "labels": dict(item.labels)} for item in run.not_enough
         ],
+        "not_judged_at_end": [
+            {"id": item.id, "missing": item.missing, "labels": dict(item.labels)} for item in run.not_at_end
+        ],
         "problems": [*run.problems, *(f"{source.name}: {source.value}" for source in run.silent)],
     }
 
@@ -58,6 +61,14 @@ def _engine(engine: EngineRun) -> dict[str, Any]:
         "model": engine.model,
         "tensor_parallel": engine.tensor_parallel,
         "flags": {item.name: item.value for item in engine.settings if item.name.startswith("--")},
+        "starts": [
+            {
+                "begun": start.begun,
+                "served": None if start.served is None else list(start.served),
+                "flags": {item.name: item.value for item in start.flags},
+            }
+            for start in engine.starts
+        ],
         "work_seconds": length,
     }
     if whole is None:
@@ -79,14 +90,21 @@ def _engine(engine: EngineRun) -> dict[str, Any]:
 
 
 def _latency(window: Window) -> dict[str, dict[str, float | str | None]]:
-    """Return quantiles in seconds; one in the last bucket is the text ``+Inf``."""
+    """Return means and quantiles in seconds.
+
+    A quantile in the last bucket is the text ``+Inf``; one in the first is null, with its end as ``_at_most``.
+    """
     found: dict[str, dict[str, float | str | None]] = {}
     for name, _ in LATENCIES:
         if name in window.histograms:
-            values = {f"p{share}": quantile(share / 100, window.histograms[name]) for share in (50, 95, 99)}
+            histogram = window.histograms[name]
+            values = {f"p{share}": told(share / 100, histogram) for share in (50, 95, 99)}
+            bounds = {f"p{share}_at_most": at_most(share / 100, histogram) for share in (50, 95, 99)}
             found[name] = {
                 key: "+Inf" if value is not None and math.isinf(value) else value for key, value in values.items()
             }
+            found[name] |= {key: bound for key, bound in bounds.items() if bound is not None}
+            found[name]["mean"] = mean(histogram)
     return found
 
 

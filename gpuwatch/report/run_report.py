@@ -14,7 +14,7 @@ from gpuwatch.units import age, seconds
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.finding import Finding
-    from gpuwatch.report.data import EngineRun, RunData
+    from gpuwatch.report.data import EngineRun, EngineStart, RunData, Setting
     from gpuwatch.report.document import Block
     from gpuwatch.report.probes import ProbeData
 
@@ -30,7 +30,7 @@ def build(run: RunData, results: tuple[ProbeData, ...] = (), program: str = "") 
     blocks += [Heading("What ran"), _what_ran(run)]
     blocks.append(Heading("Findings"))
     if run.findings:
-        blocks += [FindingBlock(finding, when(run, finding)) for finding in run.findings]
+        blocks += [FindingBlock(finding, when(run, finding) + own(run, finding, results)) for finding in run.findings]
     else:
         blocks.append(Text("None."))
     blocks += load.blocks(run)
@@ -49,7 +49,7 @@ def build(run: RunData, results: tuple[ProbeData, ...] = (), program: str = "") 
 
 
 def verdict(run: RunData, results: tuple[ProbeData, ...] = ()) -> Text:
-    """Return the one sentence that somebody reads who reads only one; findings of probes count."""
+    """Return the one sentence that somebody reads who reads only one; findings and bad verdicts of probes count."""
     known_ids = {finding.id for finding in run.findings}
     tested = [item for item in probes.weighty(results) if item[1] not in known_ids]
     if not run.engines and not run.gpus and not run.findings and not tested:
@@ -66,7 +66,10 @@ def verdict(run: RunData, results: tuple[ProbeData, ...] = ()) -> Text:
             )
             if part
         )
-        return Text(f"Nothing wrong was found in {seconds(run.sampled_seconds)} with {seen}.{known}", "good")
+        bad = probes.shortfalls(results)
+        where = " in the recording" if bad else ""
+        text = f"Nothing wrong was found{where} in {seconds(run.sampled_seconds)} with {seen}.{known}"
+        return Text(" ".join((text, *bad)), "warning" if bad else "good")
     more = sum(SEVERITY_ORDER[finding.severity] >= 1 for finding in run.findings) + len(tested) - 1
     rest = f" {more} more finding{'s' if more > 1 else ''} of weight." if more else ""
     if most > worst:
@@ -91,25 +94,50 @@ def when(run: RunData, finding: Finding) -> str:
     return f"{len(times)} times from {clock(first)} to {end}, {age(total)} in all"
 
 
+def own(run: RunData, finding: Finding, results: tuple[ProbeData, ...]) -> str:
+    """Return that every time of a finding began while a probe ran, whose prompts may be all that it is about."""
+    names = [probes.running_at(results, begun) for begun, _ in run.times_of(finding)]
+    return f", begun while probe {names[0]} ran: its requests may be the cause" if all(names) else ""
+
+
 def _shortcomings(run: RunData) -> list[Block]:
     found: list[Block] = []
     if run.cut:
         found.append(Text(f"The recording ends early: {run.cut}", "warning"))
     found += [Text(f"{source.name} did not answer at the end: {source.value}", "warning") for source in run.silent]
+    found += [Text(text, "warning") for engine in run.engines for text in pooled(engine)]
     found += [Text(problem, "warning") for problem in run.problems]
     return found
 
 
+def pooled(engine: EngineRun) -> list[str]:
+    """Say that the figures of an engine hold several starts of it, and which of its flags were not the same in all."""
+    if not engine.starts:
+        return []
+    known = [{flag.name: flag.value or "given" for flag in start.flags} for start in engine.starts]
+    names = dict.fromkeys(name for flags in known for name in flags)
+    other = []
+    for name in names:
+        values = [flags.get(name, "not given") for flags in known]
+        if len(set(values)) > 1:
+            other.append(f"{name} {' → '.join(values)}")
+    flags = f"with other flags ({'; '.join(other)})" if other else "with the same flags as far as was seen"
+    served = sum(start.served is not None for start in engine.starts)
+    hold = "load and latency hold all of them together" if served > 1 else "it answered in one of them only"
+    return [f"{engine.title} was started {len(engine.starts)} times, {flags}: {hold}."]
+
+
 def _changes(run: RunData, results: tuple[ProbeData, ...]) -> list[str]:
-    """Return the advice of root causes first, each once, then that of the probes."""
+    """Return the advice of root causes first, each once, then that of the probes, then what they may have caused."""
     ordered = sorted(run.findings, key=lambda finding: finding.caused_by is not None)
     texts = [
-        f"{advice_text(item)} ({finding.id})"
+        (f"{advice_text(item)} ({finding.id}{own(run, finding, results)})", bool(own(run, finding, results)))
         for finding in ordered
         if finding.caused_by is None or not any(other.id == finding.caused_by for other in ordered)
         for item in finding.advice
     ]
-    return list(dict.fromkeys([*texts, *probes.advice(results)]))
+    first, last = ([text for text, mark in texts if mark is which] for which in (False, True))
+    return list(dict.fromkeys([*first, *probes.advice(results), *last]))
 
 
 def _what_ran(run: RunData) -> Table:
@@ -121,9 +149,10 @@ def _what_ran(run: RunData) -> Table:
         rows.append(
             ("engine", f"{engine.kind} {engine.version or '(version unknown)'}, {engine.model}, {engine.title}{ranks}")
         )
-        flags = [f"{flag.name} {flag.value}".strip() for flag in engine.settings if flag.name.startswith("--")]
-        if flags:
-            rows.append(("flags", " ".join(flags)))
+        for number, start in enumerate(engine.starts, 1):
+            rows.append((f"start {number}", f"{_served(run, start)}: {_flags(start.flags) or 'flags not known'}"))
+        if not engine.starts and _flags(engine.settings):
+            rows.append(("flags", _flags(engine.settings)))
     if not run.engines:
         rows.append(("engine", "none answered"))
     names: dict[tuple[str, str], list[str]] = {}
@@ -136,9 +165,21 @@ def _what_ran(run: RunData) -> Table:
     return Table(("", ""), tuple(rows))
 
 
+def _served(run: RunData, start: EngineStart) -> str:
+    """Return from when to when an engine answered in one of its starts."""
+    if start.served is None:
+        return f"from {clock_text((start.begun - run.started) / 1000)}, never answered"
+    return "answered from {} to {}".format(*(clock_text((time - run.started) / 1000) for time in start.served))
+
+
+def _flags(settings: tuple[Setting, ...]) -> str:
+    return " ".join(f"{flag.name} {flag.value}".strip() for flag in settings if flag.name.startswith("--"))
+
+
 def _settings(run: RunData, engine: EngineRun) -> list[Block]:
     name = f": {engine.title}" if len(run.engines) > 1 else ""
-    found: list[Block] = [Heading(f"Flags and versions{name}")]
+    last = " of the last start" if engine.starts else ""
+    found: list[Block] = [Heading(f"Flags and versions{last}{name}")]
     rows = [(item.name, item.value, item.source) for item in (*engine.settings, *engine.figures)]
     if not rows:
         return [*found, Text("Neither a command line nor a log of this engine was seen.", "quiet")]
@@ -146,12 +187,17 @@ def _settings(run: RunData, engine: EngineRun) -> list[Block]:
 
 
 def _not_judged(run: RunData) -> list[Block]:
+    ended: dict[str, dict[str, None]] = {}
+    for item in run.not_at_end:
+        ended.setdefault(item.missing, {})[item.id] = None
+    words = "Judged before, and not at the end any more"
+    at_end: list[Block] = [Text(f"{words} ({why}): {', '.join(ids)}.", "quiet") for why, ids in ended.items()]
     if not run.not_enough:
-        return []
+        return [Heading("Not judged at the end"), *at_end] if at_end else []
     rows: dict[tuple[str, str], None] = {}
     for item in run.not_enough:
         rows[item.id, item.missing] = None
-    return [Heading("Could not be judged"), Table(("", "what is missing"), tuple(rows))]
+    return [Heading("Could not be judged"), Table(("", "what is missing"), tuple(rows)), *at_end]
 
 
 def _date(milliseconds: int) -> str:

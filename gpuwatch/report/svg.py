@@ -222,7 +222,7 @@ def tick_text(value: float, unit: str, reach: float) -> str:
         return f"{value * 1000:,.4g} ms" if reach < 1 else f"{value:,.4g} s"
     if unit == "ratio":
         return f"{value * 100:.4g} %"
-    return f"{value:,.4g}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def x_ticks(start: float, end: float, text: Callable[[float], str] | None) -> list[tuple[float, str]]:

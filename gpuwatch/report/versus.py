@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from gpuwatch.report.figures import added_seconds, levels, merged
+from gpuwatch.report.figures import added_seconds, at_most, levels, merged
 from gpuwatch.report.statistics import block_length, compare, estimate, holm
+from gpuwatch.units import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +42,7 @@ class Measure:
 
     `columns` are what windows add to the sums, `statistic` makes the figure of the sums. `course` are two columns whose
     quotient follows the figure over time, from which its autocorrelation is taken; None: `columns` themselves.
+    `bounded` says whether the figure lies in an engine's first bucket, so that no more than an upper bound is known.
     """
 
     name: str
@@ -49,13 +51,16 @@ class Measure:
     columns: Columns
     statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]]
     course: Columns | None = None
+    bounded: Callable[[Sequence[Window]], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One figure of both runs. `raised` is the p-value raised for the number of figures (Holm).
 
-    A quantile above the highest bucket is infinite; two of them have no comparison.
+    A quantile above the highest bucket is infinite; two of them have no comparison. One that lies in the first bucket
+    is that bucket's end, and `at_most` of its run is true; two of them have no comparison either, and of one the
+    difference is the least that it may be.
     """
 
     name: str
@@ -65,6 +70,7 @@ class Row:
     comparison: Comparison | None = None
     raised: float | None = None
     verdict: Verdict = "n/a"
+    at_most: tuple[bool, bool] = (False, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +156,13 @@ def _sum(first: float | None, second: float | None) -> float | None:
 
 def _row(measure: Measure, ours: Sequence[Window], theirs: Sequence[Window]) -> Row:
     first, second = _estimate(measure, ours), _estimate(measure, theirs)
+    bounded = (False, False) if measure.bounded is None else (measure.bounded(ours), measure.bounded(theirs))
+    row = Row(measure.name, measure.unit, first, second, at_most=bounded)
     if first is None or second is None or (math.isinf(first.value) and math.isinf(second.value)):
-        return Row(measure.name, measure.unit, first, second)
-    return Row(measure.name, measure.unit, first, second, compare(first, second))
+        return row
+    if (bounded[0] and second.value <= first.value) or (bounded[1] and first.value <= second.value):
+        return row
+    return replace(row, comparison=compare(first, second))
 
 
 def _estimate(measure: Measure, windows: Sequence[Window]) -> Estimate | None:
@@ -246,8 +256,8 @@ def _cautions(
     if not ours or not theirs:
         return ("In at least one run no engine had work: there is nothing to compare.",)
     found = [
-        f"The loads differ: {name} {one:,.4g} against {other:,.4g}. A difference of the figures may be that of the "
-        "loads; compare at equal concurrency, or repeat with the same load."
+        f"The loads differ: {name} {number(one)} against {number(other)}. A difference of the figures may be that of "
+        "the loads; compare at equal concurrency, or repeat with the same load."
         for name, one, other in _other_loads(load)
     ]
     if _same_recording(first, second):
@@ -300,11 +310,19 @@ def _mean_of(name: str) -> Columns:
     return columns
 
 
+def _bounded(name: str, share: float) -> Callable[[Sequence[Window]], bool]:
+    def bounded(windows: Sequence[Window]) -> bool:
+        whole = merged([window for window in windows if name in window.histograms])
+        return whole is not None and at_most(share, whole.histograms[name]) is not None
+
+    return bounded
+
+
 def _quantile(name: str, share: float) -> tuple[Columns, Callable[[NDArray[np.float64]], NDArray[np.float64]]]:
     """Return columns and statistic of a quantile: the sums are cumulative counts, and the bounds travel in front.
 
     The first columns hold, in each window, the bounds divided by the number of windows: their sums are the bounds
-    themselves whatever is drawn, as a draw has as many windows as the run.
+    themselves whatever is drawn, as a draw has as many windows as the run. A quantile in the first bucket is its end.
     """
 
     def columns(windows: Sequence[Window]) -> NDArray[np.float64] | None:
@@ -329,6 +347,7 @@ def _quantile(name: str, share: float) -> tuple[Columns, Callable[[NDArray[np.fl
         before, after = counts[rows, place], counts[rows, place + 1]
         with np.errstate(all="ignore"):
             value = low + (high - low) * (wanted[:, 0] - before) / (after - before)
+        value = np.where(place == 0, high, value)
         return np.where(counts[:, -1] > 0, np.where(inside, value, np.inf), np.nan)
 
     return columns, statistic
@@ -342,7 +361,17 @@ def _ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 def _latency(kind: str, text: str) -> list[Measure]:
     mean = Measure(f"{text} mean", "seconds", -1, _mean_of(kind), _ratio)
     shares = (50, 95)
-    of = (Measure(f"{text} p{share}", "seconds", -1, *_quantile(kind, share / 100), _mean_of(kind)) for share in shares)
+    of = (
+        Measure(
+            f"{text} p{share}",
+            "seconds",
+            -1,
+            *_quantile(kind, share / 100),
+            _mean_of(kind),
+            _bounded(kind, share / 100),
+        )
+        for share in shares
+    )
     return [mean, *of]
 
 

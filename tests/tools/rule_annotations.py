@@ -15,11 +15,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_LOOK_UP = 'query (printf "gpuwatch_finding_info{{id=%q,host=%q,server=%q,uuid=%q}}" "{id}"'
+_LOOK_UP = 'query (printf "gpuwatch_finding_info{{id=%q,cluster=%q,host=%q,server=%q,uuid=%q}}" "{id}"'
 _TEXT = (
     "{{ with "
     + _LOOK_UP.replace("{{", "{").replace("}}", "}")
-    + ' (or $labels.host "") (or $labels.server "") (or $labels.uuid "")) }}'
+    + ' (or $labels.cluster "") (or $labels.host "") (or $labels.server "") (or $labels.uuid "")) }}'
     "{{ with first . }} Cause: {{ .Labels.cause }}"
     "{{ if .Labels.advice }} Change: "
     "{{ if .Labels.flag }}{{ .Labels.flag }}{{ if .Labels.from }} {{ .Labels.from }}{{ end }}"

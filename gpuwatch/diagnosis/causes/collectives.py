@@ -29,6 +29,7 @@ DEFAULT_SHM = 64 * MIB
 """What Docker and Kubernetes give /dev/shm unless told otherwise."""
 ENOUGH_SHM = "10g"
 CUSTOM = "--disable-custom-all-reduce"
+OWN_KERNEL = "where no GPU failed: use NCCL's own all-reduce; random stalls have ended with it"
 CUSTOM_RANKS = 8
 """vLLM's own all-reduce works for up to so many ranks of one node."""
 
@@ -108,9 +109,6 @@ def _timed_out(view: View, event: LogEvent, timeouts: tuple[LogEvent, ...]) -> C
             evidence = list(late.evidence())
             evidence += [logged(each) for each in symptoms[:1]]
         advice = [] if late is None else [advise(late.advice())]
-        if _custom_kernel(view, run):
-            cause += " Where no GPU failed, vLLM's custom all-reduce kernel is the usual suspect."
-            advice.append(advise("use NCCL's own all-reduce", CUSTOM, None, "(set)"))
         advice += [
             advise("look for an Xid at that time: dmesg -T | grep -i xid"),
             advise(
@@ -120,6 +118,9 @@ def _timed_out(view: View, event: LogEvent, timeouts: tuple[LogEvent, ...]) -> C
                 "was late"
             ),
         ]
+        if _custom_kernel(view, run):
+            cause += " Where no GPU failed, vLLM's custom all-reduce kernel is the usual suspect."
+            advice.append(advise(OWN_KERNEL, CUSTOM, None, "(set)"))
         if at is not None:
             evidence.append(ruled_out(f"network or firewall at start: {count(at)} operations had worked", event, at))
     xids = [

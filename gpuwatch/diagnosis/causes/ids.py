@@ -75,7 +75,7 @@ tp_straggler               | warning  | One card of the group is slower than the
 tp_pcie_slow               | warning  | The GPUs of one group talk over PCIe
 unified_memory             | info     | GPU and host share one memory
 weights_oom                | critical | The weights do not fit
-worker_died                | critical | A worker process was ended
+worker_died                | critical | An engine or one of its processes ended
 wsl                        | info     | This is WSL
 xid_hardware               | critical | The GPU's hardware fails
 xid_software               | warning  | The driver reported an error on a GPU

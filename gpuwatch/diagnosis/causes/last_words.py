@@ -8,8 +8,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes import blamed, moments, requests
-from gpuwatch.diagnosis.causes.view import FRAMES_BEFORE, group
-from gpuwatch.diagnosis.finding import NotEnough
+from gpuwatch.diagnosis.causes.view import FRAMES_BEFORE, Cause, group
+from gpuwatch.diagnosis.explanation import Explanation, logged
+from gpuwatch.diagnosis.finding import Advice, NotEnough
 from gpuwatch.units import MIB
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 ERRORS = ("exception", "cuda_error", "graph_capture_failed")
 """Events that quote an error in its own words."""
 _BUILD = re.compile(r"CalledProcessError|ninja|[Cc]ompil|Inductor|subprocess")
+UNKNOWN_CONFIDENCE = 0.5
+"""That the engine ended is certain; what is quoted need not be what led to it."""
 TAIL = 40
 """Lines from the last error to the end of a log that ends with it: what is printed while a server is put away."""
 _ALIGNED = re.compile(r"with size (?P<size>\d+)\b.*? but only (?P<left>\d+) bytes available in AlignedAllocator")
@@ -139,10 +142,16 @@ _HINTS = (
 
 def words(event: LogEvent) -> str:
     """Return an error in its own words, where it stands, and what these words say."""
+    said, hint = _quoted(event)
+    return f"{said} [{PurePath(event.source).name}:{event.line}]" + (f"; {hint}" if hint else "")
+
+
+def _quoted(event: LogEvent) -> tuple[str, str]:
+    """Return an error in its own words, and what these words say."""
     said = ": ".join(filter(None, (group(event, "type", "type2", "type3", "type4"), _said(event))))
     said += f", raised at: {event.field('above')}" if event.field("above") else ""
     hint = _workspace(said) or next((hint for regex, hint in _HINTS if re.search(regex, said or event.text)), "")
-    return f"{said or event.text} [{PurePath(event.source).name}:{event.line}]" + (f"; {hint}" if hint else "")
+    return said or event.text, hint
 
 
 def _workspace(said: str) -> str:
@@ -236,6 +245,34 @@ def unexplained(view: View) -> Iterator[NotEnough]:
                 or "the lines above this one, or dmesg, kubectl describe and nvidia-smi of that moment"
             ),
         )
+
+
+def unknown_end(view: View, end: LogEvent) -> Cause:
+    """Explain an end of an engine for which no cause is known here: with its own error where one is known.
+
+    The text of an exception may hold a prompt and is not kept of a log that is followed; its file holds it still.
+    """
+    error = _raised(view, end)
+    what = "The engine did not start" if end.event == "engine_start_failed" else "The engine ended"
+    evidence = [logged(end)]
+    advice = []
+    if error is None:
+        cause = f"{what}. Why is not known here: the lines around this one of its log name none of the known causes."
+    else:
+        quoted, hint = _quoted(_cause_above(view, error))
+        cause = f"{what} with an error that is none of the causes known here: {quoted}."
+        cause += _shared_buffers(view, error) + _transport(view, error)
+        evidence.append(logged(error))
+        advice += [Advice(hint)] if hint else []
+    named = end.source.startswith("/")
+    text = "read the error in the log lines by this one" + (
+        f": gpuwatch diagnose {end.source} quotes it" if named else ""
+    )
+    advice += [
+        Advice(text),
+        Advice("dmesg, kubectl describe and nvidia-smi of that moment may say more"),
+    ]
+    return Cause("worker_died", Explanation(cause, UNKNOWN_CONFIDENCE, tuple(evidence), tuple(advice)), end.time)
 
 
 def _raised(view: View, end: LogEvent) -> LogEvent | None:

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from gpuwatch.diagnosis.causes.incident import Incident
+    from gpuwatch.model import LogEvent
 
     Family = Callable[[View], Iterator[Cause | NotEnough]]
 
@@ -259,6 +260,16 @@ def judge(
             lacking.setdefault((said.id, said.missing), said)
     firm = {finding.id for finding in found.values() if finding.severity == "critical"}
     return ranked, tuple(each for each in lacking.values() if each.id not in firm)
+
+
+def unknown_end(incident: Incident, end: LogEvent) -> Finding | None:
+    """Return an engine's end as a finding where no cause of it is known here; None where one is, or it was asked to."""
+    view = View(incident)
+    found, _ = judge(incident)
+    known = any(finding.severity == "critical" and finding.id not in WHILE_RUNNING for finding in found)
+    if known or moments.asked(view, end) is not None:
+        return None
+    return _finding(last_words.unknown_end(view, end))
 
 
 def _ranked(view: View, found: dict[str, Finding], rows: list[Inhibition]) -> tuple[Finding, ...]:

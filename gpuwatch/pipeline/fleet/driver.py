@@ -15,7 +15,7 @@ from gpuwatch.pipeline.fleet.findings import Said, Teller, explanation, firing
 from gpuwatch.pipeline.fleet.views import failures_text, rule_views, source_states
 from gpuwatch.promql.remote import RemoteQuerier
 from gpuwatch.queries import PER_HOST
-from gpuwatch.snapshot import Answer, Snapshot, SourceState
+from gpuwatch.snapshot import PARTIAL, Answer, Snapshot, SourceState
 from gpuwatch.sources.engine.http import show_url
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Fleet:
 
     def look(self, time: int) -> Look:
         """Ask everything at `time` (milliseconds) and return what came of it; never raises for what a server does."""
-        asked = self._asker.ask(self._wanted(time, meta=self._meta_due(time)), self._timeout)
+        asked, missing = _parted(self._asker.ask(self._wanted(time, meta=self._meta_due(time)), self._timeout))
         if asked.down is not None:
             return self._down(asked, time)
         known = self._known
@@ -163,14 +163,14 @@ class Fleet:
             self._phrasing,
             time,
         )
-        if "alerts" in asked.found:
+        if "alerts" in asked.found and not missing:
             self._teller.forget(alerts)
         findings = self._teller.findings(alerts, [labels for labels, _ in _samples(asked, "infos")])
-        snapshot = self._snapshot(asked, time, findings)
+        snapshot = self._snapshot(asked, time, findings, missing)
         known.last = snapshot
         seen = bool(_samples(asked, "host_last_seen"))
         ruled = "alerts" in asked.found and bool(alerts or known.rules)
-        return Look(snapshot, seen and ruled, tuple(alerts))
+        return Look(snapshot, seen and ruled and not missing, tuple(alerts))
 
     def explain(self, look: Look, most: int = EXPLAINED_EACH) -> Look:
         """Explain up to `most` alerts of a look that are not explained yet, or not lately; return the look with it."""
@@ -225,7 +225,7 @@ class Fleet:
             known.scrape = q.scrape_seconds(scrapes)
             self._phrasing = replace(self._phrasing, scrape=known.scrape)
 
-    def _snapshot(self, asked: Round, time: int, findings: tuple[Finding, ...]) -> Snapshot:
+    def _snapshot(self, asked: Round, time: int, findings: tuple[Finding, ...], incomplete: str) -> Snapshot:
         answers: dict[str, Answer] = {}
         for key in (*asked.found, *asked.failed):
             if isinstance(key, str) and key not in _META:
@@ -233,7 +233,8 @@ class Fleet:
                 answers[key] = Answer(error=failure.text) if failure is not None else asked.found[key]
         missing = [(str(key), failure) for key, failure in asked.failed.items() if key not in _META]
         slow = asked.seconds >= SLOW_SHARE * self._timeout
-        detail = failures_text(missing) or (f"slow: answers took {asked.seconds:.1f} s" if slow else "")
+        detail = "; ".join(filter(None, (incomplete, failures_text(missing))))
+        detail = detail or (f"slow: answers took {asked.seconds:.1f} s" if slow else "")
         return Snapshot(
             time=time,
             started=self._started - int(self._timeout * 1000),
@@ -244,7 +245,9 @@ class Fleet:
             findings=findings,
             rules=self._known.rules,
             sources=(
-                SourceState("prometheus", self._url, up=True, detail=detail, age=0.0),
+                SourceState(
+                    "prometheus", self._url, up=True, reason=PARTIAL if incomplete else "", detail=detail, age=0.0
+                ),
                 *source_states(answers),
             ),
             problems=self._problems(answers),
@@ -290,8 +293,8 @@ class Fleet:
 
     def _past(self, time: int) -> Snapshot:
         """Return the snapshot of a past moment, without touching what is known of the present."""
-        asked = self._asker.ask(
-            {("past", key): ask for key, ask in self._wanted(time, meta=False).items()}, self._timeout
+        asked, missing = _parted(
+            self._asker.ask({("past", key): ask for key, ask in self._wanted(time, meta=False).items()}, self._timeout)
         )
         if asked.down is not None:
             raise LookupError(asked.down.text)
@@ -308,7 +311,7 @@ class Fleet:
             time,
         )
         infos = [labels for labels, _ in _samples(then, "infos")]
-        return self._snapshot(then, time, self._teller.findings(alerts, infos))
+        return self._snapshot(then, time, self._teller.findings(alerts, infos), missing)
 
     def _publish(self, snapshot: Snapshot) -> None:
         self.subscribers.publish(snapshot)
@@ -339,8 +342,28 @@ class Fleet:
         return min(self._interval * float(2 ** min(self._known.failing, 10)), max(LONGEST_INTERVAL, self._interval))
 
 
-def _instant(expr: str, time: int) -> Callable[[RemoteQuerier], Answer]:
-    return lambda querier: Answer(tuple(querier.instant(expr, time).items()))
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """An answer that may be only a part; `missing` says why, and is empty where it is whole."""
+
+    answer: Answer
+    missing: str
+
+
+def _instant(expr: str, time: int) -> Callable[[RemoteQuerier], _Part]:
+    def ask(querier: RemoteQuerier) -> _Part:
+        vector, missing = querier.instant_in_part(expr, time)
+        return _Part(Answer(tuple(vector.items())), missing)
+
+    return ask
+
+
+def _parted(asked: Round) -> tuple[Round, str]:
+    """Return a round with plain answers, and why some of them are only a part; empty where all are whole."""
+    parts = {key: value for key, value in asked.found.items() if isinstance(value, _Part)}
+    missing = dict.fromkeys(part.missing for part in parts.values() if part.missing)
+    whole = replace(asked, found={**asked.found, **{key: part.answer for key, part in parts.items()}})
+    return whole, "; ".join(missing)
 
 
 def _samples(asked: Round, name: str) -> tuple[tuple[Labels, float], ...]:

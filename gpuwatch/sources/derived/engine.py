@@ -16,6 +16,10 @@ no room. A fall of `running` is therefore counted only when no place was filled 
 or, where some were, for those that stayed empty (`LASTING_MS`), or when the engine's own counter of preemptions moved
 meanwhile: that counter moves when a victim runs again.
 
+Many clients that give up at once leave more places than prefill fills in that time. But a request is thrown out only
+when the pool is full, so that what is free right after several evictions is what the last of them held, and those that
+finished. Several that leave a pool with more room than that were not thrown out of it (`ROOM`, `VICTIM`).
+
 A prompt that is computed in chunks needs room for the first of them only. Thrown out half computed, it is admitted
 again at once: such an eviction is read off the pool (`pool`), as one request, if the places did not show it.
 """
@@ -41,6 +45,10 @@ LASTING_MS = 2_000
 """A place in the running batch that is filled again within this time was not lost to an eviction."""
 SETTLED_MS = 700
 """When no place was filled again within this time, none will be soon. Less than the interval of pages at 1 Hz."""
+ROOM = 0.7
+"""A pool that is used to this share may have thrown out requests just now: 0.72 to 0.92 was measured."""
+VICTIM = 2.0
+"""What a victim, or a request that finished, held at most, in means of those that ran a page before."""
 LENGTH_WINDOW_MS = 300_000
 """How long the request length that was seen is remembered."""
 
@@ -110,6 +118,8 @@ class Page:
     finished: float | None
     counters: tuple[float | None, ...]
     preemptions: float | None
+    usage: float | None
+    tokens: float | None
     progress: tuple[float | None, ...]
 
 
@@ -198,9 +208,10 @@ class EngineTrail:
         waiting = get("waiting")
         finished = float(sum(values[row] for row in rows.finished)) if rows.finished else None
         generation, prompt, preemptions = get("generation"), get("prompt"), get("preemptions")
+        usage = get("usage")
         progress = [generation, prompt, get("iteration")]
         if self.sglang:  # its token counters move only when a chunk is streamed or a request ends
-            progress += [get("usage"), get("free")]
+            progress += [usage, get("free")]
         return Page(
             time=time,
             running=float(values[rows.single["running"]]),
@@ -208,6 +219,8 @@ class EngineTrail:
             finished=finished,
             counters=(generation, prompt, finished, preemptions),
             preemptions=preemptions,
+            usage=usage,
+            tokens=get("tokens"),
             progress=tuple(progress),
         )
 
@@ -279,9 +292,26 @@ def evicted_between(previous: Page | None, page: Page) -> float:
         return 0.0
     assert page.queued is not None
     assert page.finished is not None
-    fell = previous.running - page.running - (page.finished - previous.finished)
-    rose = page.queued - previous.queued
-    return max(0.0, min(fell, rose))
+    ended = page.finished - previous.finished
+    likely = max(0.0, min(previous.running - page.running - ended, page.queued - previous.queued))
+    if likely > 1 and _has_room(previous, page):
+        return min(likely, _added(previous.preemptions, page.preemptions))
+    return likely
+
+
+def _has_room(previous: Page, page: Page) -> bool:
+    """Return whether the pool has more room than the last of several evictions and the finished requests left."""
+    if page.usage is None or previous.usage is None or previous.running < 1 or page.usage >= ROOM:
+        return False
+    told = [_added(before, now) for before, now in zip(previous.counters, page.counters, strict=True)]
+    computed = (told[0] + told[1]) / page.tokens if page.tokens else 0.0
+    held = VICTIM * previous.usage / previous.running
+    return 1 - page.usage > held * (1 + told[2]) + computed
+
+
+def _added(before: float | None, now: float | None) -> float:
+    """Return by how much a counter grew, 0 where it is absent."""
+    return max(0.0, (now or 0.0) - (before or 0.0))
 
 
 def pool_held(page: Page, rows: EngineRows, values: Sequence[float]) -> Pool | None:

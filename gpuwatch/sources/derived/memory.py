@@ -11,10 +11,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 WINDOW_MS = 60_000
 """How far back peaks, steps and transients look."""
+BURST_MS = 10_000
+"""The stretch within which a step takes half of its memory at least; what grows steadily takes a sixth."""
 
 
 @dataclass(slots=True)
@@ -62,8 +67,9 @@ class MemoryTrail:
     def summary(self) -> Summary:
         """Return peak, step and transient of the window, in bytes.
 
-        A step is the largest rise while engines served; None when none served. A transient is the height of the
-        highest peak above the higher of the lowest levels before and after it: memory that a caching allocator
+        A step is the largest rise while engines served, None when none served. Where less than half of it came within
+        `BURST_MS`, it was many small ones, and the step is the largest rise within that time. A transient is the height
+        of the highest peak above the higher of the lowest levels before and after it: memory that a caching allocator
         keeps after a peak is none, the next peak reuses it.
         """
         step = None if self.serving_since is None else self._step(self.serving_since)
@@ -97,14 +103,31 @@ class MemoryTrail:
         return peak, transient
 
     def _step(self, since: int) -> float:
+        spans = [span for span in self.spans if span.last >= since]
         step, floor = 0.0, inf
-        for span in self.spans:
-            if span.last >= since:
-                if span.high - floor > step:
-                    step = span.high - floor
-                if span.low < floor:
-                    floor = span.low
-        return step
+        for span in spans:
+            if span.high - floor > step:
+                step = span.high - floor
+            if span.low < floor:
+                floor = span.low
+        if step <= 0 or (burst := _burst(spans)) >= step / 2:
+            return step
+        return burst
+
+
+def _burst(spans: Sequence[Span]) -> float:
+    """Return the largest rise within `BURST_MS`, or from one span to the next where they are further apart."""
+    burst = 0.0
+    floors: deque[Span] = deque()  # those that may still be the lowest, the lowest first
+    for span in spans:
+        while len(floors) > 1 and floors[0].last < span.first - BURST_MS:
+            floors.popleft()
+        if floors and span.high - floors[0].low > burst:
+            burst = span.high - floors[0].low
+        while floors and floors[-1].low >= span.low:
+            floors.pop()
+        floors.append(span)
+    return burst
 
 
 class Summary(NamedTuple):

@@ -124,6 +124,7 @@ class EngineSource:
         self._ask_at: float | None = None
         self._pauses: tuple[float, ...] = ASK_AGAIN_SECONDS
         self._unknown = 0
+        self._other = ""
         self._facts: list[Fact] = []
 
     @property
@@ -135,12 +136,18 @@ class EngineSource:
         """Read the page once."""
         now, begun = self._clock.now(), self._clock.monotonic()
         self._facts = []
+        page = None
+        other = ""
         try:
             token = self._token()
             page = self._page(self._read(token))
             batch = self._digest(page, now, token)
         except SourceError as error:
             batch = Batch(self.target, now, up=False, reason=error.reason, detail=str(error))
+            other = str(error) if page is None and error.reason is Reason.NOT_METRICS else ""
+        if other != self._other:
+            self._other = other
+            self._fact("page.other", other, now)
         return replace(batch, duration=self._clock.monotonic() - begun, facts=tuple(self._facts))
 
     def close(self) -> None:
@@ -163,7 +170,9 @@ class EngineSource:
         url = engine.page_url
         answer = self._client.get(url, timeout=engine.timeout, limit=engine.max_bytes, accept=ACCEPT, token=token)
         if answer.status in (401, 403):
-            hint = "the token was refused" if token else "give token or token_file of this engine"
+            hint = (
+                "the token was refused" if token else "it wants a token: give token_file or token_env under [[engine]]"
+            )
             raise SourceError(Reason.UNAUTHORIZED, f"HTTP {answer.status} from {show_url(url)}: {hint}")
         if answer.status == 404:
             hint = "vLLM has it by default; SGLang needs --enable-metrics"

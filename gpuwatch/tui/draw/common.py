@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwatch.tui.text import fit, pad, wrap
+from gpuwatch.tui.text import crop, cut, fit, line_width, pad, width_of, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -31,6 +31,18 @@ def columns(cells: Sequence[tuple[str, int, str, str]], gap: int = 2) -> Line:
             spans.append((" " * gap, ""))
         spans.append((fit(text, width, align), tone))
     return tuple(spans)
+
+
+REMARK_CELLS = 12
+"""A remark at the end of a line is left out where it has fewer cells than this."""
+
+
+def with_remark(line: Line, remark: str, width: int) -> Line:
+    """Return a line with a dim remark in what is left of `width` cells, without it where that is too little."""
+    room = width - line_width(line) - 2
+    if room >= min(REMARK_CELLS, width_of(remark)) and remark:
+        return (*line, (f"  {cut(remark, room)}", "dim"))
+    return crop(line, width)
 
 
 def paragraph(text: str, width: int, tone: str = "", indent: int = 1, limit: int = 0) -> list[Line]:

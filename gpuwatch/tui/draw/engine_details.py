@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwatch.queries import QUERIES
+from gpuwatch.queries import BOUNDED, QUERIES
 from gpuwatch.tui.draw.bars import chart
 from gpuwatch.tui.draw.common import beside, labelled
 from gpuwatch.tui.draw.figures import figure
@@ -101,9 +101,13 @@ def _chart(
     best = max((v for v in values if v is not None), default=None)
     unit = QUERIES[query].unit
     high = "" if top is not None or best is None else f"  max {with_unit(best, unit)}"
-    head = f"{f'{name} {label}' if name else label} {with_unit(rank.get(query), unit)}"
+    head = f"{f'{name} {label}' if name else label} {_figure(rank, query, unit)}"
     # A heading is not cut in the middle of a figure: the largest value goes where there is no room for it.
     return head + high if width_of(head + high) <= each else head, chart(values, each, height, top), tone
+
+
+def _figure(rank: Rank, query: str, unit: str) -> str:
+    return rank.latency(query) if query in BOUNDED else with_unit(rank.get(query), unit)
 
 
 _CHARTS = (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.tui.draw.bars import meter, sparkline
 from gpuwatch.tui.draw.common import keyed, pair
 from gpuwatch.tui.text import crop, fit, flow, line_width, rule
-from gpuwatch.units import age, count, number, percent, seconds
+from gpuwatch.units import age, count, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -168,7 +168,7 @@ def _latency(rank: Rank, width: int, stale: bool, *, people: bool) -> list[Line]
     value = "stale" if stale else "bright"
 
     def two(name: str, low: str, high: str) -> Line:
-        first, second = seconds(rank.get(low)), seconds(rank.get(high))
+        first, second = rank.latency(low), rank.latency(high)
         if first == second == "n/a":
             return pair(name, "n/a")
         return (
@@ -184,7 +184,7 @@ def _latency(rank: Rank, width: int, stale: bool, *, people: bool) -> list[Line]
             tuple((text.lstrip() if i == 0 else text, tone) for i, (text, tone) in enumerate(_people(rank, stale)))
         )
     parts += [two("TTFT", "ttft_p50", "ttft_p95"), two("ITL", "itl_p50", "itl_p95")]
-    parts.append(pair("queue p95", seconds(rank.get("queue_p95")), value))
+    parts.append(pair("queue p95", rank.latency("queue_p95"), value))
     parts.append(pair("prefix hits", _prefix(rank), value))
     return flow([*parts, *_extras(rank)], width, 3 if width >= 120 else 2)
 
@@ -268,11 +268,11 @@ def _cells(engine: Engine, rank: Rank) -> dict[str, Span]:
         "wait": count(rank.get("waiting")),
         "gen/s": number(rank.get("generation_rate")),
         "evict/s": number(rank.get("eviction_rate")),
-        "TTFT p95": seconds(rank.get("ttft_p95")),
+        "TTFT p95": rank.latency("ttft_p95"),
         "prompt/s": number(rank.get("prompt_rate")),
-        "ITL p95": seconds(rank.get("itl_p95")),
+        "ITL p95": rank.latency("itl_p95"),
         "prefix": _prefix(rank),
-        "queue p95": seconds(rank.get("queue_p95")),
+        "queue p95": rank.latency("queue_p95"),
         "preempt/s": number(rank.get("preemption_rate")),
         "tokens used of": f"{count(rank.kv_used_tokens)} of {count(rank.get('kv_tokens'))}",
     }
@@ -288,11 +288,11 @@ def _cells(engine: Engine, rank: Rank) -> dict[str, Span]:
 def _table_line(cells: Mapping[str, Span], shown: Sequence[tuple[str, int, str]], usage: Line) -> Line:
     """Return one line of the table; the bar `usage` follows the KV pool's column."""
     spans: list[Span] = [(" ", "")]
-    for name, size, align in shown:
+    for i, (name, size, align) in enumerate(shown):
         text, tone = cells[name]
-        spans += [(fit(text, size, align), tone), ("  ", "")]
+        spans += [*([("  ", "")] if i else []), (fit(text, size, align), tone)]
         if name == "KV used" and usage:
-            spans += [*usage, ("  ", "")]
+            spans += [("  ", ""), *usage]
     return tuple(spans)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.tui.draw.common import keyed, labelled, paragraph, unkeyed
 from gpuwatch.tui.text import clean, crop, fit, line_width, rule, width_of, wrap
-from gpuwatch.tui.view.findings import GLYPHS, TONES, advice_text, episode_text, evidence_text
+from gpuwatch.tui.view.findings import GLYPHS, TONES, advice_text, episode_text, evidence_text, place_of
 from gpuwatch.tui.view.fleet import conclusion_on_page
 from gpuwatch.tui.view.status import plural, problems_text
 from gpuwatch.units import clock, clock_short, percent, with_unit
@@ -14,6 +14,7 @@ from gpuwatch.units import clock, clock_short, percent, with_unit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuwatch.diagnosis.finding import NotEnough
     from gpuwatch.snapshot import Snapshot
     from gpuwatch.tui.history import Mark
     from gpuwatch.tui.text import Line, Row, Span
@@ -93,26 +94,46 @@ def overview(model: Model, width: int, room: int) -> list[Row]:
     rows: list[Row] = unkeyed(problem_lines(snapshot, width))
     if words:
         rows += unkeyed([crop(((f" {glyph} ", tone), (words, tone)), width)])
-    for detail in (2, 1, 0):
-        body: list[Row] = []
-        for row in model.findings:
-            body += keyed(row.key, entry(row, width, detail))
-        if len(rows) + len(body) <= room or detail == 0:
-            break
-    rows += body
+    rows += _listed(model.findings, width, room - len(rows))
     if snapshot.not_enough and len(rows) < room:
         first = snapshot.not_enough[0]
         more = f" (+{len(snapshot.not_enough) - 1} more, 4 findings)" if len(snapshot.not_enough) > 1 else ""
-        text = f" ? not judged: {clean(first.id)}: {clean(first.missing)}{more}"
+        text = f" ? not judged: {clean(first.id)}: {_lack(first, snapshot)}{more}"
         rows += unkeyed([crop(((text, "dim"),), width)])
     return rows
+
+
+def _listed(found: Sequence[FindingRow], width: int, room: int) -> list[Row]:
+    """Return all findings open where `room` lines allow it; else the first one open and a line for each other."""
+    for detail in (2, 1, 0):
+        body = [line for row in found for line in keyed(row.key, entry(row, width, detail))]
+        if len(body) <= room:
+            return body
+    opened = next((row for row in found if not (row.depth or _quiet(row))), None)
+    for detail in (2, 1, 0):
+        body = []
+        for row in found:
+            lines = entry(row, width, detail) if row is opened else [head_line(row, width)]
+            body += keyed(row.key, lines)
+        if len(body) <= room:
+            return body
+    shown = body[: max(room - 1, 1)]
+    key, line = shown[-1]
+    if body[len(shown)][0] == key:
+        shown[-1] = key, crop((*line, (" …", "dim")), width)
+    left = len({row.key for row in found} - {key for key, _ in shown})
+    return [*shown, *unkeyed([crop(((f" … {left} more (key 4)", "dim"),), width)])] if left else body
+
+
+def _quiet(row: FindingRow) -> bool:
+    """Return whether nobody has to look at a finding now."""
+    return row.silenced or row.acknowledged or row.finding.state == "resolved"
 
 
 def entry(row: FindingRow, width: int, detail: int) -> list[Line]:
     """Return one finding of the overview; `detail` 0 is one line for symptoms and quiet findings, 2 adds evidence."""
     lines = [head_line(row, width)]
-    quiet = row.silenced or row.acknowledged or row.finding.state == "resolved"
-    if row.depth or quiet:
+    if row.depth or _quiet(row):
         return lines
     indent = 13
     lines += paragraph(clean(row.finding.cause), width - 1, "", indent, 3 if detail else 2)
@@ -187,8 +208,14 @@ def not_judged(snapshot: Snapshot, width: int) -> list[Line]:
         return []
     lines: list[Line] = [rule(((f"not judged ({plural(len(snapshot.not_enough), 'finding')})", "title"),), width)]
     for item in snapshot.not_enough:
-        lines += labelled(clean(item.id), f"? cannot tell: {clean(item.missing)}", width, "dim", 26)
+        lines += labelled(clean(item.id), f"? cannot tell: {_lack(item, snapshot)}", width, "dim", 26)
     return lines
+
+
+def _lack(item: NotEnough, snapshot: Snapshot) -> str:
+    """Return of what a finding could not be judged, and what that would need."""
+    place = place_of(item.labels, snapshot)
+    return f"{place}: {clean(item.missing)}" if place else clean(item.missing)
 
 
 def time_line(model: Model, width: int, viewing: int | None) -> Line:

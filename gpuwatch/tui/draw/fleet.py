@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.tui.draw.bars import meter
@@ -35,36 +36,41 @@ def _busy(machine: Machine) -> str:
     return most if least == most else f"{least.removesuffix(' %')}-{most}"
 
 
+def _figure(machine: Machine, query: str, text: Callable[[float | None], str]) -> str:
+    """Return a figure; a dash where the machine has none, n/a where it could not be asked."""
+    value = machine.get(query)
+    return "-" if value is None and query not in machine.failed else text(value)
+
+
+def _with_bad(whole: str, machine: Machine, query: str) -> str:
+    """Return a number with how many of it are in trouble: ``8 -1``; ``8 ?`` where that could not be asked."""
+    bad = machine.get(query)
+    if whole in ("-", "n/a"):
+        return whole
+    return f"{whole} ?" if query in machine.failed else f"{whole} -{count(bad)}" if bad else whole
+
+
 def _gpus(machine: Machine) -> str:
-    bad = machine.get("host_gpus_not_ok")
-    whole = count(machine.get("host_gpus"))
-    return f"{whole} -{count(bad)}" if bad else whole
+    return _with_bad(count(machine.get("host_gpus")), machine, "host_gpus_not_ok")
 
 
 def _requests(machine: Machine) -> str:
-    running, waiting = machine.get("host_running"), machine.get("host_waiting")
-    return "-" if running is None and waiting is None else f"{count(running)}/{count(waiting)}"
+    running, waiting = (_figure(machine, query, count) for query in ("host_running", "host_waiting"))
+    return running if running == waiting and running in ("-", "n/a") else f"{running}/{waiting}"
 
 
 def _engines(machine: Machine) -> str:
-    known, silent = machine.get("host_engines"), machine.get("host_engines_silent")
-    if known is None:
-        return "-"
-    return f"{count(known)} -{count(silent)}" if silent else count(known)
-
-
-def _or_dash(text: str) -> str:
-    return "-" if text == "n/a" else text
+    return _with_bad(_figure(machine, "host_engines", count), machine, "host_engines_silent")
 
 
 _COLUMNS: tuple[tuple[str, int, int, Callable[[Machine], str]], ...] = (
     ("GPUs", 5, 0, _gpus),
     ("memory GiB", 11, 0, _memory),
     ("busy", 7, 0, _busy),
-    ("KV max", 6, 0, lambda m: _or_dash(percent(m.get("host_kv_highest")))),
+    ("KV max", 6, 0, lambda m: _figure(m, "host_kv_highest", percent)),
     ("run/wait", 8, 0, _requests),
     ("engines", 7, 96, _engines),
-    ("tok/s", 8, 110, lambda m: _or_dash(number(m.get("host_generation_rate")))),
+    ("tok/s", 8, 110, lambda m: _figure(m, "host_generation_rate", number)),
     ("power", 8, 124, lambda m: watts(m.get("host_gpu_power"))),
 )
 """(name, width, least width of the screen, text) of each column."""
@@ -121,11 +127,15 @@ def _tone(column: str, machine: Machine, text: str) -> str:
     kv = machine.get("host_kv_highest")
     if column == "KV max" and kv is not None and kv >= _KV_HIGH:
         return "warn"
-    return "warn" if " -" in text and column in ("GPUs", "engines") else ""
+    return "warn" if (" -" in text or " ?" in text) and column in ("GPUs", "engines") else ""
 
 
 def _findings(machine: Machine, room: int) -> Line:
-    """Return the worst finding and how many there are beside it."""
+    """Return the worst finding and how many there are beside it, after the word that the row is of several machines."""
+    if machine.programs > 1:
+        said: Span = (f"{machine.programs} of this name", "warn")
+        rest = _findings(replace(machine, programs=1), room - GAP - width_of(said[0]))
+        return ((" " * GAP, ""), said, *rest)
     if not machine.findings:
         return ()
     worst = next((row for row in machine.findings if not row.finding.caused_by), machine.findings[0])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.tui.draw.common import labelled
 from gpuwatch.tui.text import clean, crop, cut, fit, line_width, width_of
+from gpuwatch.tui.view.gpus import no_gpu
 from gpuwatch.tui.view.status import banner, link_trouble, plural, recording_text, sources_text, state_text
 from gpuwatch.units import clock
 
@@ -40,10 +41,11 @@ def header(model: Model, width: int) -> list[Line]:
     record, record_tone = recording_text(snapshot)
     watched = _watched(model, snapshot)
     host = " ".join(filter(None, snapshot.focus)) if snapshot.focus is not None else snapshot.host
-    for host_width, gap, brief in ((30, 5, False), (16, 3, False), (10, 2, False), (8, 2, True)):
+    for host_width, gap, brief in ((30, 5, 0), (16, 3, 0), (10, 2, 0), (8, 2, 1), (8, 2, 2)):
         left: list[Span] = [(" gpuwatch ", "title"), (f" {cut(clean(host), host_width)}", "bright")]
         left += [(" " * gap + glyph + " ", tone), (words, tone), (" " * gap, "")]
-        for i, (text, colour) in enumerate(watched[: 2 if brief else None]):
+        kept = [part for part in watched if part[1] != "ok"] if brief else watched
+        for i, (text, colour) in enumerate(kept[: 2 if brief > 1 else None]):
             left += [(" · " if i else "", "dim"), (text, colour)]
         if record:
             left += [
@@ -63,7 +65,7 @@ def _watched(model: Model, snapshot: Snapshot) -> list[tuple[str, str]]:
     if snapshot.mode == "prometheus" and snapshot.focus is None:
         return [(plural(len(model.machines), "host") if model.machines else "no host", "")]
     return [
-        (plural(len(model.gpus), "GPU") if model.gpus else "no GPU", ""),
+        (plural(len({gpu.card for gpu in model.gpus}), "GPU") if model.gpus else "no GPU", ""),
         (plural(len(model.engines), "engine") if model.engines else "no engine", ""),
         *sources_text(snapshot),
     ]
@@ -99,13 +101,15 @@ def empty_machine(snapshot: Snapshot, width: int, *, demo: bool) -> list[Line]:
     lines: list[Line] = [(), ((" ◌ ", "info"), (f"no GPU and no engine found {where}", "bright")), ()]
     if snapshot.mode == "attached" and link_trouble(snapshot):
         lines[1] = ((" ✗ ", "crit"), ("nothing is known yet: the daemon does not answer", "bright"))
+    if not any("GPU" in what for what, _ in snapshot.looked_for):
+        lines += labelled("GPUs", no_gpu(snapshot), width, "", 28)
     for what, why in snapshot.looked_for:
         lines += labelled(clean(what), clean(why), width, "", 28)
     lines.append(())
     if demo:
         lines += [(("   press ", ""), ("d", "key"), (" to see a recorded run with simulated GPUs", "")), ()]
     for command, what in _HELPFUL:
-        lines.append(crop(((f"   {command:<38}", ""), (what, "dim")), width))
+        lines += labelled(f"  {command}", what, width, "dim", 41)
     lines += [(), crop((("   this page changes by itself as soon as a GPU or an engine appears", "dim"),), width)]
     return lines
 

@@ -77,7 +77,8 @@ def gpu_line(gpu: Gpu, width: int, name_width: int, *, hosts: bool = False) -> L
     spans: list[Span] = [(f" {gpu.index:>2} ", "bright" if not gpu.problem else "crit")]
     if hosts:
         spans.append((fit(gpu.host, 12) + " ", "dim"))
-    spans += [(fit(gpu.name, name_width), _STALE if stale else ""), (" ", "")]
+    longer = max(width_of(gpu.index) - 2, 0)  # a MIG device such as 5:0
+    spans += [(fit(gpu.name, name_width - longer), _STALE if stale else ""), (" ", "")]
     narrow = width < 105
     room = width - line_width(tuple(spans))
     if gpu.problem:
@@ -182,7 +183,8 @@ def _lanes(gpu: Gpu) -> str:
     return "n/a" if now is None else count(now) if most is None else f"{count(now)}/{count(most)}"
 
 
-def section(width: int, problem: str) -> Line:
-    """Return the rule above the GPUs."""
+def section(width: int, problem: str, few: str = "") -> Line:
+    """Return the rule above the GPUs; `few` says how many of them are in sight."""
+    title: list[Span] = [("GPUs", "title"), *([(f" {few}", "warn")] if few else [])]
     right: tuple[Span, ...] = ((f"✗ {problem}", "crit"),) if problem else ()
-    return rule((("GPUs", "title"),), width, right)
+    return rule(title, width, right)

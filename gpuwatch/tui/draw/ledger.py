@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.tui.draw.bars import PEAK
-from gpuwatch.tui.draw.common import columns, labelled
+from gpuwatch.tui.draw.common import columns, labelled, with_remark
 from gpuwatch.tui.draw.gpus import bar
 from gpuwatch.tui.text import clean, crop, fit
 from gpuwatch.tui.view.ledger import FREE, KINDS, Kind, compared, what_if
@@ -110,7 +110,7 @@ def _piece(
         ]
     elif wide:
         cells += [("", _BYTES, "<", "")] * 3
-    return crop((*columns(cells), (f"  {look.meaning}", "dim")), width)
+    return with_remark(columns(cells), look.meaning, width)
 
 
 def _signed(amount: float | None) -> str:
@@ -178,7 +178,7 @@ def _change(row: Change, width: int) -> Line:
         (f"{row.max_concurrency:.1f}", 6, ">", "bright"),
         (clean(row.change), 46, "<", ""),
     ]
-    return crop((*columns(cells, 1), (f"  {clean(row.costs)}", "dim")), width)
+    return with_remark(columns(cells, 1), clean(row.costs), width)
 
 
 MOST_ROWS = 4

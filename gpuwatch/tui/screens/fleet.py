@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpuwatch.snapshot import shared_name_text
 from gpuwatch.tui.draw import findings as draw_findings
 from gpuwatch.tui.draw import fleet as draw
 from gpuwatch.tui.draw.common import keyed, labelled, unkeyed
@@ -66,6 +68,11 @@ class Fleet(ListAndDetail):
     def _about(self, model: Model, machine: Machine, width: int, room: int) -> list[Row]:
         """Return the findings of one machine, or what can be said without one."""
         assert model.snapshot is not None
+        if machine.programs > 1:
+            text = shared_name_text(machine.programs)
+            shared = unkeyed(labelled("", f"▲ {text}", width, "warn", 1))
+            alone = replace(machine, programs=1)
+            return [*shared, *self._about(model, alone, width, room - len(shared))]
         if not machine.findings:
             glyph, words, tone = conclusion_of(model.snapshot, (machine,))
             lines = [crop(((f" {glyph} ", tone), (words, tone)), width)]

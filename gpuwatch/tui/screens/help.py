@@ -8,7 +8,7 @@ from textual.binding import Binding
 from textual.screen import ModalScreen
 
 from gpuwatch.tui.draw.common import columns, unkeyed
-from gpuwatch.tui.text import rule
+from gpuwatch.tui.text import rule, width_of, wrap
 from gpuwatch.tui.view.ledger import FREE, KINDS
 from gpuwatch.tui.widgets.panel import Panel
 
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from textual.events import Resize
 
     from gpuwatch.tui.text import Line
+
+
+def _entry(sign: str, tone: str, what: str, width: int) -> list[Line]:
+    """Return a key or sign with what it means, on as many lines as that takes."""
+    lines = wrap(what, max(width - 20, 20))
+    return [
+        columns([("" if i else sign, 16, "<", tone), (line, width_of(line), "<", "")]) for i, line in enumerate(lines)
+    ]
 
 
 class Help(ModalScreen[None]):
@@ -43,15 +51,10 @@ class Help(ModalScreen[None]):
     def on_resize(self, event: Resize) -> None:
         """Fill the page."""
         width = event.size.width - 1
-        keys: list[Line] = [
-            columns([(key, 16, "<", "key"), (what, max(width - 20, 20), "<", "")]) for key, what in self._keys
-        ]
-        signs: list[Line] = [
-            columns([(look.glyph, 16, "<", look.tone), (f"{look.label}: {look.meaning}", max(width - 20, 20), "<", "")])
-            for look in (*KINDS.values(), FREE)
-        ]
-        signs += [columns([(sign, 16, "<", tone), (what, max(width - 20, 20), "<", "")]) for sign, tone, what in _SIGNS]
-        lines = [*keys, (), rule((("Signs", "title"),), width), *signs]
+        keys = [line for key, what in self._keys for line in _entry(key, "key", what, width)]
+        looks = [(look.glyph, look.tone, f"{look.label}: {look.meaning}") for look in (*KINDS.values(), FREE)]
+        signs = [line for sign, tone, what in (*looks, *_SIGNS) for line in _entry(sign, tone, what, width)]
+        lines: list[Line] = [*keys, (), rule((("Signs", "title"),), width), *signs]
         self.query_one(Panel).show(unkeyed(lines), [rule((("Help", "title"),), width, (("escape closes", "dim"),))])
 
     async def action_dismiss(self, result: None = None) -> None:

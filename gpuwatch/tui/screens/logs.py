@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.binding import Binding
 
 from gpuwatch.tui.draw import logs as draw
-from gpuwatch.tui.draw.common import unkeyed
+from gpuwatch.tui.draw.common import paragraph, unkeyed
 from gpuwatch.tui.draw.frame import KeyHint
 from gpuwatch.tui.screens.base import View
-from gpuwatch.tui.text import clean, crop, rule
+from gpuwatch.tui.text import clean, rule
 from gpuwatch.tui.view.logs import filtered
 from gpuwatch.tui.view.status import plural
 from gpuwatch.tui.widgets.panel import Panel
@@ -66,7 +66,7 @@ class Logs(View):
             [self._head(model, len(shown), width)],
         )
         if not shown:
-            lines.show(unkeyed([crop(((f" {self._nothing(model)}", "dim"),), width)]), [self._head(model, 0, width)])
+            lines.show(unkeyed(paragraph(self._nothing(model), width, "dim")), [self._head(model, 0, width)])
         chosen = next((line for line in shown if (line.source, line.line) == lines.selected), None)
         search = 1 if self._input is not None else 0
         tall = min(DETAIL_HEIGHT, height // 2) if chosen is not None else 0

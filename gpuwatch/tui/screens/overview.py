@@ -13,10 +13,12 @@ from gpuwatch.tui.draw.common import unkeyed
 from gpuwatch.tui.draw.logs import log_line, source_width
 from gpuwatch.tui.screens.base import View
 from gpuwatch.tui.text import crop, rule
-from gpuwatch.tui.view.gpus import nvml_problem
+from gpuwatch.tui.view.gpus import no_gpu, nvml_problem
 from gpuwatch.tui.widgets.panel import Panel
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from textual.app import ComposeResult
 
     from gpuwatch.snapshot import Snapshot
@@ -28,15 +30,18 @@ CHART_HEIGHT = 4
 MOST_CHART_HEIGHT = 10
 
 
-def share(total: int, wants: dict[str, tuple[int, int]]) -> dict[str, int]:
-    """Divide `total` lines among sections that want (least, best) each; earlier sections are served first."""
+def share(total: int, wants: dict[str, tuple[int, int]], then: Sequence[str] = ()) -> dict[str, int]:
+    """Divide `total` lines among sections that want (least, best) each.
+
+    Earlier sections get their least first; what is left goes to those in `then` first, then to the others.
+    """
     given = {}
     left = total
     for name, (least, _) in wants.items():
         given[name] = min(least, max(left, 0))
         left -= given[name]
-    for name, (_, best) in wants.items():
-        more = min(max(best - given[name], 0), max(left, 0))
+    for name in dict.fromkeys((*then, *wants)):
+        more = min(max(wants[name][1] - given[name], 0), max(left, 0))
         given[name] += more
         left -= more
     return given
@@ -90,7 +95,7 @@ class Overview(View):
             self._draw_empty(model, width, height)
             return
         room = height - 1
-        gpu_rows, gpu_head, gpu_foot = self._gpus(model, width)
+        gpu_rows, gpu_foot = self._gpus(model, width)
         engine_rows = draw_engines.overview(model, width, max(room - len(gpu_rows) - 10, 5))
         finding_rows = draw_findings.overview(model, width, room)
         lines = list(snapshot.lines)
@@ -101,7 +106,7 @@ class Overview(View):
             "charts": (0, CHART_HEIGHT + 1 if model.engines and any(e.ranks for e in model.engines) else 0),
             "tail": (0, len(lines) + 1 if lines else 0),
         }
-        sizes = self._settle(share(room, want))
+        sizes = self._settle(share(room, want, ("gpus", "engines")))
         if sizes["charts"]:
             sizes["charts"] += min(max(room - sum(sizes.values()), 0), MOST_CHART_HEIGHT - CHART_HEIGHT)
         if sum(sizes.values()) < room:
@@ -110,7 +115,8 @@ class Overview(View):
             finding_rows = draw_findings.overview(model, width, sizes["findings"] - 1)
         for name in want:
             self.set_height(self._panel(name), sizes[name])
-        self._panel("gpus").show(gpu_rows, gpu_head, gpu_foot)
+        in_sight = sizes["gpus"] - 1 - len(gpu_foot)
+        self._panel("gpus").show(gpu_rows, [self._gpus_rule(model, width, in_sight)], gpu_foot)
         self._panel("engines").show(engine_rows)
         self._panel("findings").show(finding_rows, [self._findings_rule(model, width)])
         if sizes["charts"]:
@@ -137,22 +143,26 @@ class Overview(View):
         viewing = model.snapshot.time if model.snapshot is not None and model.pulse.paused else None
         self._panel("timeline").show(unkeyed([draw_findings.time_line(model, width, viewing)]))
 
-    def _gpus(self, model: Model, width: int) -> tuple[list[Row], list[Line], list[Line]]:
-        """Return the GPU section."""
+    def _gpus_rule(self, model: Model, width: int, in_sight: int) -> Line:
+        """Return the rule above the GPUs: how many of them are in sight where not all are, and what NVML lacks."""
         assert model.snapshot is not None
         problem = nvml_problem(model.snapshot)
-        head = [draw_gpus.section(width, problem if not model.gpus or "NVML has" in problem else "")]
+        few = f"{in_sight} of {len(model.gpus)}" if 0 <= in_sight < len(model.gpus) else ""
+        return draw_gpus.section(width, problem if not model.gpus or "NVML has" in problem else "", few)
+
+    def _gpus(self, model: Model, width: int) -> tuple[list[Row], list[Line]]:
+        """Return the lines of the GPUs, and the legend."""
+        assert model.snapshot is not None
         hosts = len({gpu.host for gpu in model.gpus}) > 1
         names = draw_gpus.name_width(model.gpus, width)
         rows: list[Row] = [(gpu.key, draw_gpus.gpu_line(gpu, width, names, hosts=hosts)) for gpu in model.gpus]
         if not rows:
-            what = next((why for name, why in model.snapshot.looked_for if "GPU" in name or "NVML" in name), "")
-            text = f" no GPU: {problem or what or 'none seen yet'}"
+            text = f" no GPU: {no_gpu(model.snapshot)}"
             rows = unkeyed([crop(((text, "dim"),), width)])
         chosen = self._panel("gpus").selected
         selected = next((gpu for gpu in model.gpus if gpu.key == chosen), model.gpus[0] if model.gpus else None)
         legend = draw_gpus.legend(model.gpus, selected, width)
-        return rows, head, [legend] if legend else []
+        return rows, [legend] if legend else []
 
     def _findings_rule(self, model: Model, width: int) -> Line:
         """Return the rule above the findings, with their numbers."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpuwatch.queries import QUERIES
+from gpuwatch.queries import BOUNDED, QUERIES
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.view.reasons import source_problem
 from gpuwatch.tui.view.table import (
@@ -19,7 +20,7 @@ from gpuwatch.tui.view.table import (
     texts,
     why_absent,
 )
-from gpuwatch.units import age
+from gpuwatch.units import age, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +50,7 @@ RANK_FIGURES = (
     "itl_p50",
     "itl_p95",
     "queue_p95",
+    *(f"{name}_at_most" for name in BOUNDED),
     "seconds_since_token",
     "asleep",
 )
@@ -73,6 +75,11 @@ SERVER_FIGURES = (
 MOST_RANKS = 64
 """Ranks of one server that get rows; of more only the number is said."""
 
+ANSWERED = frozenset({"unauthorized", "not_metrics", "too_large", "not_found"})
+"""Reasons of a source that did answer, with something that is no page of metrics."""
+
+_ADDRESS = re.compile(r" (?:from|at) https?://[^\s;:]+(?::\d+)?[^\s;:]*|(?<=the page )https?://\S+ ")
+
 KIND_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 
 
@@ -90,6 +97,11 @@ class Rank:
     def get(self, query: str) -> float | None:
         """Return one figure, None when it is absent."""
         return self.figures.get(query)
+
+    def latency(self, query: str) -> str:
+        """Return a quantile as text; of one in the engine's first bucket only that it is at most its end."""
+        bound = self.get(f"{query}_at_most")
+        return seconds(self.get(query)) if bound is None else f"≤{seconds(bound)}"
 
     @property
     def kv_used_tokens(self) -> float | None:
@@ -227,11 +239,18 @@ def _kinds(snapshot: Snapshot) -> dict[Key, str]:
 def _problem(engine: Engine, source: SourceState | None) -> str:
     """Return why an engine's figures are missing or old, in one sentence, or nothing."""
     if source is not None and not source.up:
-        why = clean(source_problem(source))
+        why = _without_address(clean(source_problem(source)))
+        if source.reason in ANSWERED:
+            return f"no metrics for {age(source.age)}: {why}" if source.age is not None else f"no metrics: {why}"
         return f"no answer for {age(source.age)}: {why}" if source.age is not None else f"has not answered yet: {why}"
     if any(rank.get("asleep") for rank in engine.ranks):
         return "asleep"
     return "" if engine.ranks else "no data yet"
+
+
+def _without_address(text: str) -> str:
+    """Return why an engine cannot be read without the address of its page, which its row has already."""
+    return _ADDRESS.sub("", text)
 
 
 def keep_last(row: Engine, last: Engine, seconds: float) -> Engine:

@@ -122,6 +122,11 @@ def _places(snapshot: Snapshot) -> dict[str, str]:
     return places
 
 
+def place_of(labels: Mapping[str, str], snapshot: Snapshot) -> str:
+    """Return what a finding of a snapshot is about, as `where` does."""
+    return where(labels, _places(snapshot))
+
+
 def where(labels: Mapping[str, str], places: Mapping[str, str]) -> str:
     """Return what a finding is about: ``GPU 1``, ``:8000``, ``:8000 dp 1``; empty when the labels do not say."""
     words = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER
 from gpuwatch.queries import PER_HOST
-from gpuwatch.snapshot import lost_machines
+from gpuwatch.snapshot import lost_machines, shared_names
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.view.findings import GLYPHS, TONES
 from gpuwatch.tui.view.status import conclusion, plural
@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 class Machine:
     """One machine. `figures` holds what is known by query name; `lost` is how long it has not been scraped, in seconds.
 
-    `findings` are its firing findings, the worst first.
+    `findings` are its firing findings, the worst first. `failed` are the queries that failed: what they ask is not
+    known, of no machine. `programs` is how many programs use the name of the machine.
     """
 
     key: tuple[str, str]
     figures: Mapping[str, float] = field(default_factory=dict)
     findings: tuple[Row, ...] = ()
     lost: float | None = None
+    failed: frozenset[str] = frozenset()
+    programs: int = 1
 
     @property
     def cluster(self) -> str:
@@ -72,13 +75,16 @@ def machines(snapshot: Snapshot, rows: Sequence[Row]) -> tuple[Machine, ...]:
     for row in rows:
         if row.finding.state == "firing" and "host" in row.finding.labels:
             findings.setdefault(machine_of(row, snapshot.cluster_label), []).append(row)
-    lost = lost_machines(snapshot)
+    lost, shared = lost_machines(snapshot), shared_names(snapshot)
+    failed = frozenset(query for query in PER_HOST if snapshot.answer(query).error)
     made = [
         Machine(
             key,
             figures.get(key, {}),
             tuple(sorted(findings.get(key, []), key=lambda row: -SEVERITY_ORDER[row.finding.severity])),
             lost.get(key),
+            failed,
+            shared.get(key, 1),
         )
         for key in figures.keys() | findings.keys()
     ]
@@ -103,6 +109,8 @@ def conclusion_of(snapshot: Snapshot, about: Sequence[Machine], rows: tuple[Row,
     silent = 0 if snapshot.focus else round(sum(machine.get("host_sources_silent") or 0 for machine in about))
     parts = [f"{plural(len(lost), 'host')} not scraped"] if lost else []
     parts += [f"{plural(silent, 'source')} not answering"] if silent else []
+    unasked = any("host_sources_silent" in machine.failed for machine in about) and not snapshot.focus
+    parts += ["whether every source answers is not known"] if unasked else []
     if not parts:
         return said
     return "·", "; ".join(["no findings", *parts, *([words] if glyph == "·" else [])]), "dim"
@@ -136,11 +144,15 @@ def totals(found: Sequence[Machine], *, brief: bool = False) -> list[tuple[str, 
         ("host_engines", "engine", "host_engines_silent", "silent"),
     ):
         known = [machine.get(query) for machine in found if machine.get(query) is not None]
-        if known:
+        if any(query in machine.failed for machine in found):
+            parts.append((f"{word}s n/a", "dim"))
+        elif known:
             parts.append((plural(round(sum(filter(None, known))), word), ""))
         wrong = round(sum(machine.get(bad) or 0 for machine in found))
         if wrong:
             parts.append((f"{wrong} {what}", "warn"))
+        elif any(bad in machine.failed for machine in found):
+            parts.append((f"{what} n/a", "dim"))
     firing = [row.finding.severity for machine in found for row in machine.findings]
     parts += [
         (

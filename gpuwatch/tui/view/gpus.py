@@ -83,6 +83,11 @@ class Gpu:
         return self.figures.get(query)
 
     @property
+    def card(self) -> tuple[str, str]:
+        """The card that this is, or that this MIG device is a part of: host and index."""
+        return self.host, self.index.partition(":")[0] or self.uuid
+
+    @property
     def title(self) -> str:
         """What a person calls this GPU."""
         return f"GPU {self.index}" if self.index else f"GPU {self.uuid}"
@@ -198,3 +203,11 @@ def nvml_problem(snapshot: Snapshot) -> str:
             since = f" for {age(source.age)}" if source.age is not None else ""
             return f"NVML: {clean(source_problem(source))}{since}"
     return ""
+
+
+def no_gpu(snapshot: Snapshot) -> str:
+    """Return why no GPU is there: what is wrong with NVML, that nobody looks, or that none was seen yet."""
+    if problem := nvml_problem(snapshot):
+        return problem
+    watched = snapshot.mode != "live" or any(source.kind == "nvml" for source in snapshot.sources)
+    return "none seen yet" if watched else "not looked for: gpus = false in the configuration"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuwatch.snapshot import PARTIAL, in_part
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.view.reasons import source_problem
 from gpuwatch.units import age, clock, seconds, size
@@ -98,6 +99,8 @@ def prometheus_trouble(snapshot: Snapshot | None) -> tuple[str, str]:
         if not source.up:
             old = f"; figures are {age(source.age)} old" if source.age is not None else ""
             return f"✗ Prometheus: {clean(source_problem(source))}{old}", "crit"
+        if source.reason == PARTIAL:
+            return f"▲ Prometheus answers only in part, sums may be too low: {clean(source.detail)}", "warn"
         if source.detail.startswith("slow"):
             return f"▲ Prometheus is {clean(source.detail)}", "warn"
         if source.detail:
@@ -127,17 +130,15 @@ def _down(snapshot: Snapshot) -> list[SourceState]:
 
 
 def sources_text(snapshot: Snapshot) -> list[tuple[str, str]]:
-    """Return (words, tone) per kind of source beside GPUs and engines, and one per source that is down."""
-    parts: list[tuple[str, str]] = []
+    """Return (words, tone) of the sources that are down, then per kind of source beside GPUs and engines that is up."""
+    down = _down(snapshot)
+    parts = [(f"{clean(_short(source))} ✗", "warn") for source in down]
+    if len(down) > 2:
+        parts = [(f"{len(down)} sources ✗", "warn")]
     for kind, name in (("log", "log"), ("kernel", "kernel log")):
         own = [source for source in snapshot.sources if source.kind == kind]
         if own and all(source.up for source in own):
             parts.append((f"{name} ✓" if len(own) == 1 else f"{len(own)} {name}s ✓", "ok"))
-    down = _down(snapshot)
-    if len(down) > 2:
-        parts.append((f"{len(down)} sources ✗", "warn"))
-    else:
-        parts += [(f"{clean(_short(source))} ✗", "warn") for source in down]
     return parts
 
 
@@ -150,9 +151,8 @@ def conclusion(snapshot: Snapshot, rows: tuple[Row, ...]) -> tuple[str, str, str
     """Return (glyph, words, tone): what can be said when there is no finding; unknown is never healthy."""
     if any(row.finding.state != "resolved" for row in rows):
         return "", "", ""
-    deaf = prometheus_trouble(snapshot)[1] == "crit"
-    if deaf or snapshot.answer("alerts").error:
-        return "?", f"cannot tell: Prometheus does not {'answer' if deaf else 'say which alerts fire'}", "warn"
+    if silent := _unanswered(snapshot):
+        return "?", f"cannot tell: Prometheus {silent}", "warn"
     rules = snapshot.rules
     blind = [rule for rule in rules if rule.status in ("not_evaluable", "error")]
     down = _down(snapshot)
@@ -168,6 +168,15 @@ def conclusion(snapshot: Snapshot, rows: tuple[Row, ...]) -> tuple[str, str, str
             parts.append(f"{plural(len(down), 'source')} not answering")
         return "·", "; ".join(parts), "dim"
     return "✓", f"no findings: {plural(len(rules), 'rule')} evaluated, all quiet", "ok"
+
+
+def _unanswered(snapshot: Snapshot) -> str:
+    """Return what a Prometheus does instead of saying all that fires; empty where it says it, or none is asked."""
+    if prometheus_trouble(snapshot)[1] == "crit":
+        return "does not answer"
+    if snapshot.answer("alerts").error:
+        return "does not say which alerts fire"
+    return "answers only in part" if in_part(snapshot) else ""
 
 
 def problems_text(snapshot: Snapshot) -> str:

@@ -94,5 +94,6 @@ def figure_name(query: str) -> str:
 
 
 def in_number_order(text: str) -> tuple[int, int, str]:
-    """Sort key: numbers by value, before everything else."""
-    return (0, int(text), "") if text.isascii() and text.isdigit() else (1, 0, text)
+    """Sort key: numbers by value, a part such as ``5:0`` after its whole, before everything else."""
+    whole, _, part = text.partition(":")
+    return (0, int(whole), part) if whole.isascii() and whole.isdigit() else (1, 0, text)

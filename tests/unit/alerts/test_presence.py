@@ -146,7 +146,7 @@ def test_an_engine_that_is_known_only_by_its_failing_source_is_named(tmp_path):
     world = World(tmp_path, "gpuwatch_engine_requests_waiting > 5")
     there = [engine("requests_waiting", "s:1"), source("s:1"), source("s:2"), source("s:3")]
     assert world.states(*there, down=("s:2",)) == [
-        ("not_evaluable", f"cannot evaluate: s:2: does not answer; s:3: {needs('requests_waiting')}")
+        ("not_evaluable", f"cannot evaluate: s:2: the engine does not answer; s:3: {needs('requests_waiting')}")
     ]
 
 

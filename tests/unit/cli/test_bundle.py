@@ -20,6 +20,7 @@ from gpuwatch.recording import Header, Reader, Writer
 LOGS = Path(__file__).resolve().parents[3] / "tests" / "fixtures" / "logs"
 HOST, SERVER = "payroll-gpu-17", "payroll-gpu-17.corp.example.com:8000"
 UUID = "GPU-1f2e3d4c-5b6a-7988-a1b2-c3d4e5f60718"
+CARD = {"host": "vm", "gpu": "0", "uuid": UUID, "xid": "79"}
 SECRETS = ("payroll", "example.com", "alice", "hf_AbCdEfGhIjKlMnOpQrSt", "s3cr3t", "10.20.30.40", UUID, "my diary")
 
 
@@ -196,6 +197,38 @@ def test_only_values_of_several_words_are_cut_out_of_settings():
     assert written("ServerArgs(system='be nice', dtype='auto')") == "ServerArgs(system=<redacted>, dtype='auto')"
     assert written('{"sys": "be nice", "n": 1}') == '{"sys": <redacted>, "n": 1}'
     assert written('{"sys": "be nice') == '{"sys": <redacted>'
+
+
+def test_the_result_of_a_probe_is_packed_under_other_names_and_a_file_that_is_nothing_is_said_to_be_left_out(
+    log, tmp_path, capsys
+):
+    probe, nothing = tmp_path / "ramp.json", tmp_path / "notes.txt"
+    server = {"url": f"http://{SERVER}", "engine": "vllm"}
+    data = {"schema": 1, "probe": "ramp", "server": server, "conclusion": [f"{HOST}.corp.example.com carries 4."]}
+    probe.write_text(json.dumps(data))
+    nothing.write_text("buy milk\n")
+    assert main(["bundle", "-o", str(tmp_path / "b.tar.gz"), str(log), str(probe), str(nothing)]) == 0
+    assert "notes.txt: nothing was recognised in it" in capsys.readouterr().err
+    with tarfile.open(tmp_path / "b.tar.gz") as archive:
+        text = archive.extractfile("b/probes/ramp.json").read().decode()
+        manifest = json.load(archive.extractfile("b/manifest.json"))
+    assert json.loads(text)["server"]["url"] == "http://<host>:8000"
+    assert "payroll" not in text
+    assert "result of probe ramp" in [item["kind"] for item in manifest["inputs"]]
+
+
+def test_a_host_of_two_letters_has_another_name_as_well(tmp_path):
+    path = tmp_path / "a.rec"
+    writer = Writer(path, Header("vm", scenario.START, 1.0, "test"))
+    keys = (series("gpuwatch_host_memory_total_bytes", host="vm"), series("gpuwatch_gpu_xid_errors_total", **CARD))
+    for second in range(90):
+        writer.write(Batch("nvml", scenario.START + 1000 * second, keys, (1e9, float(second > 60))))
+        writer.tick(scenario.START + 1000 * second)
+    writer.close()
+    assert main(["bundle", "-o", str(tmp_path / "b.tar.gz"), str(path)]) == 0
+    with tarfile.open(tmp_path / "b.tar.gz") as archive:
+        found = json.load(archive.extractfile("b/findings.json"))["findings"]
+    assert {item["labels"]["host"] for item in found} == {"host-1"}
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_packed(log, tmp_path, capsys):

@@ -45,7 +45,7 @@ def seen_of(*sources, readable=False, empty=()):
 def test_an_nvml_that_hangs_is_no_verdict_and_says_what_hangs(capsys):
     code, out = report(capsys, seen_of(NVML))
     assert code == 3
-    assert "nvml nvml: nvmlInit has not returned for 4 s" in out
+    assert out.startswith("nvml: nvmlInit has not returned for 4 s")
 
 
 def test_an_nvml_that_hangs_with_a_finding_about_it_is_a_verdict(capsys):
@@ -75,6 +75,36 @@ def test_a_source_without_an_answer_is_named_and_what_needs_it_was_watched_too_s
     assert "gpu_lost: no GPU is seen" in out
 
 
+def test_an_engine_asked_for_by_name_that_never_answers_is_not_fine_beside_gpus_that_are(capsys):
+    refused = SourceState("engine", "127.0.0.1:28799", up=False, reason="refused", detail="nothing listens there")
+    seen = seen_of(NVML, refused, readable=True)
+    assert report(capsys, seen)[0] == 0  # found by gpuwatch itself: nobody counts on it
+    seen.named = frozenset({("engine", "127.0.0.1:28799")})
+    code, out = report(capsys, seen)
+    assert code == 3
+    assert "engine 127.0.0.1:28799 was not judged: it never answered with anything that could be read (refused:" in out
+    code, out = report(capsys, seen, json=True)
+    assert code == 3
+    (problem,) = json.loads(out)["problems"]
+    assert problem.startswith("engine 127.0.0.1:28799 was not judged: it never answered")
+    assert problem.endswith("(refused: nothing listens there)")
+    seen.findings["x"] = Finding("gpu_lost", "critical", "t", "c", 1.0, ())
+    assert report(capsys, seen)[0] == 1  # what was found outranks what is not known
+
+
+def test_an_engine_that_answered_once_was_judged(capsys):
+    gone = SourceState("engine", "127.0.0.1:28799", up=False, reason="refused", detail="gone", age=20.0)
+    seen = seen_of(NVML, gone, readable=True)
+    seen.named = frozenset({("engine", "127.0.0.1:28799")})
+    assert report(capsys, seen)[0] == 0
+
+
+def test_a_driver_that_never_answered_is_not_up(capsys):
+    for readable, up in ((False, False), (True, True)):
+        _, out = report(capsys, seen_of(NVML, readable=readable), json=True)
+        assert json.loads(out)["inputs"][0]["up"] is up
+
+
 def test_the_figures_of_gpuwatch_itself_are_no_input(capsys):
     own = SourceState("own", "own", up=True, age=0.1)
     out = report(capsys, seen_of(LOG, own), json=True)[1]
@@ -102,6 +132,19 @@ def test_a_log_that_cannot_be_one_is_wrong_usage(spec, message):
 def test_a_log_that_may_come_is_accepted(spec):
     args = argparse.Namespace(config=None, engine=[], interval=None, log=[spec])
     assert [log.source for log in watching.config_of(args).logs] == [spec]
+
+
+@pytest.mark.parametrize(
+    ("head", "binary"), [(b"\x7fELF\x02\0\0", True), (b"\0\0\0INFO 01-02 started\n", False), (b"INFO started\n", False)]
+)
+def test_a_program_is_no_log_and_one_that_was_cut_while_open_is(head, binary, tmp_path):
+    path = tmp_path / "x.log"
+    path.write_bytes(head)
+    if not binary:
+        assert watching._log_of(str(path)) == str(path)
+        return
+    with pytest.raises(UsageError, match="is binary data, not a log; allowed: a file, -"):
+        watching._log_of(str(path))
 
 
 def test_standard_input_that_ends_without_a_line_is_not_read():

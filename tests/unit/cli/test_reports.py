@@ -26,6 +26,15 @@ def test_the_report_of_what_is_played_lies_in_the_present_folder(tmp_path, monke
     assert "kv_preemption_storm" in text
 
 
+def test_a_report_that_is_asked_for_in_the_demo_is_of_the_demo(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    reports = Reports(asked())
+    reports.shown = str(DEMO)  # the demo was opened with a key
+    assert "kv_preemption_storm" in (tmp_path / reports.write()).read_text()
+    assert reports.recording is None
+    assert Reports(asked(demo=True)).recording == str(DEMO)
+
+
 def test_without_a_recording_there_is_no_report_and_the_way_to_one_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RuntimeError, match="press r first, or start with --report FILE or --record FILE"):

@@ -303,7 +303,7 @@ def test_a_reload_follows_other_engines_and_rules_and_keeps_everything_when_it_i
             '[[engine]]\nurl = "http://a:1"\ntoken_env = "NOT_THERE_X"\n',
             "the variable NOT_THERE_X of token_env is not set",
         ),
-        ('rules = ["/no/such.yml"]\n', "key 'rules': /no/such.yml does not exist"),
+        ('rules = ["/no/such.yml"]\n', f"{daemon.config}: key 'rules': /no/such.yml does not exist"),
     ):
         before = daemon.said()
         daemon.config.write_text(text)

@@ -21,6 +21,10 @@ RULES = """groups:
     expr: |
       increase(gpuwatch_engine_evictions_total[1m]) > 3
       and increase(gpuwatch_engine_evictions_total[1m]) > 0.5 * gpuwatch_engine_requests_running
+  - alert: Twice
+    expr: |
+      gpuwatch_gpu_power_watts > 500 or (gpuwatch_gpu_power_watts > 300 and gpuwatch_gpu_busy_ratio < 0.2)
+      or gpuwatch_gpu_busy_ratio < 0.1
 """
 
 
@@ -49,6 +53,12 @@ def test_a_number_on_the_left_is_turned_round(rules):
 def test_a_number_goes_before_a_share_and_may_be_scaled_to_a_rate(rules):
     limit = Limit("Often", "increase(gpuwatch_engine_evictions_total[1m])", "red", 1 / 60)
     assert resolve([limit], rules) == (Threshold(pytest.approx(0.05), "red", rule="Often"),)
+
+
+def test_of_several_numbers_in_one_rule_the_one_that_is_reached_first_is_the_threshold(rules):
+    assert resolve([Limit("Twice", "gpuwatch_gpu_power_watts")], rules) == (Threshold(300.0, "red", rule="Twice"),)
+    low = resolve([Limit("Twice", "gpuwatch_gpu_busy_ratio")], rules)
+    assert low == (Threshold(0.2, "red", below=True, rule="Twice"),)
 
 
 def test_levels_without_a_rule_are_sorted_in_between(rules):

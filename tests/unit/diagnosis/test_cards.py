@@ -181,6 +181,12 @@ class TestThrottling:
         assert "88 °C" in texts(finding)
         assert "cooling of GPU 0" in finding.advice[0].text
 
+    def test_a_card_that_is_too_hot_is_given_the_power_that_its_cooling_bears(self):
+        live = self.card(0.6, 0.97, 1188, "hw_thermal", power_limit_watts=350, power_watts=237)
+        assert flags(Watch().run(90, live)["throttling"])[1] == ("nvidia-smi -i 0 -pl", "350", "230")
+        at_limit = self.card(0.6, 0.97, 1188, "hw_thermal", power_limit_watts=350, power_watts=351)
+        assert flags(Watch().run(90, at_limit)["throttling"])[1] == ("nvidia-smi -i 0 -pl", "350", None)
+
     def test_a_lowered_power_limit_is_answered_with_the_default(self):
         live = self.card(
             0.9, 0.97, 1188, "power", power_limit_watts=230, power_limit_default_watts=350, power_watts=229

@@ -265,9 +265,26 @@ class TestPages:
         assert "switched off" not in finding.cause
         assert [flag for flag, _, _ in flags(finding)] == ["", ""]
 
-    def test_what_is_not_known_stays_open(self):
-        finding = Watch().run(60, self.failing(), every=5)["metrics_disabled"]
-        assert [flag for flag, _, _ in flags(finding)] == ["--enable-metrics", "--disable-log-stats", ""]
+    @pytest.mark.parametrize(
+        ("reason", "flag"), [("not_found", "--enable-metrics"), ("not_metrics", "--disable-log-stats")]
+    )
+    def test_an_engine_of_unknown_kind_is_told_the_flag_that_fits_what_it_answers(self, reason, flag):
+        # SGLang without metrics answers 404; vLLM without statistics has a page without its own metrics.
+        finding = Watch().run(60, self.failing(reason), every=5)["metrics_disabled"]
+        assert [flag for flag, _, _ in flags(finding)] == [flag, ""]
+
+    @pytest.mark.parametrize("kind", ["", "sglang", "vllm"])
+    def test_a_login_page_is_an_address_and_no_setting_of_an_engine(self, kind):
+        text = "the page http://s:8000/metrics is a web page (HTML), not metrics"
+        facts = (fact("page.other", text), *([fact("engine", kind)] if kind else []))
+        finding = Watch(facts).run(60, self.failing(), every=5)["metrics_disabled"]
+        assert [flag for flag, _, _ in flags(finding)] == ["", ""]
+        assert "check the port and the path" in finding.advice[0].text
+        assert text in texts(finding)
+
+    def test_a_page_that_was_another_one_before_is_judged_by_what_it_is_now(self):
+        finding = Watch((fact("page.other", ""),)).run(60, self.failing(), every=5)["metrics_disabled"]
+        assert [flag for flag, _, _ in flags(finding)] == ["--disable-log-stats", ""]
 
     def test_a_gauge_for_each_process_is_not_several_engines(self):
         facts = (fact("flag.api-server-count", 8),)

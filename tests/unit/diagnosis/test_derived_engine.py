@@ -18,7 +18,7 @@ class Feed:
 
     def __init__(self) -> None:
         self.derived = Derived("h")
-        self.page = Page(0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self.page = Page(0, 0, 0, 36, 0, 0, 0, 0, 0)
         self.out = None
 
     def __call__(self, after: int = 1, **changes) -> Feed:
@@ -109,6 +109,42 @@ def test_clients_that_time_out_and_send_again_are_no_evictions():
     assert feed[EVICTIONS] == 0
 
 
+@pytest.mark.parametrize(
+    "refill",
+    [
+        pytest.param(((6, 4), (14, 11), (20, 15), (27, 21), (32, 25)), id="all 32, some are in again"),
+        pytest.param(((0, 0), (0, 0), (6, 4), (14, 11), (20, 15)), id="all 32"),
+        pytest.param(((16, 16), (16, 16), (19, 18), (24, 22), (32, 28)), id="half of them"),
+    ],
+)
+def test_clients_that_give_up_all_at_once_and_send_again_are_no_evictions_however_slowly_they_are_admitted(refill):
+    # 32 requests of one block each and a queue of 28: the pool of 39 blocks was never full, and is free afterwards.
+    feed = Feed()(running=32, waiting=28, used_blocks=33)
+    for running, used in refill:
+        feed(running=running, waiting=60 - running, used_blocks=used)
+    assert feed()()()[EVICTIONS] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "evictions"),
+    [
+        # Eight requests held 39 blocks: two means of them are 9.75.
+        pytest.param({"used_blocks": 28}, 2, id="72 % of the pool is used"),
+        pytest.param({"used_blocks": 27}, 0, id="12 blocks are free"),
+        pytest.param({"used_blocks": 27, "generation_tokens": 384}, 2, id="three blocks were generated meanwhile"),
+        pytest.param({"used_blocks": 27, "prompt_tokens": 384}, 2, id="three blocks were computed meanwhile"),
+        pytest.param({"used_blocks": 27, "prompt_tokens": 128}, 0, id="one block was computed meanwhile"),
+        pytest.param({"used_blocks": 20, "running": 5, "finished": 1}, 2, id="one finished: 19.5 may be free"),
+        pytest.param({"used_blocks": 19, "running": 5, "finished": 1}, 0, id="one finished, and 20 are free"),
+        pytest.param({"used_blocks": 10, "preemptions": 1}, 1, id="the engine counted one of them meanwhile"),
+        pytest.param({"used_blocks": 10, "running": 7, "waiting": 5}, 1, id="a single one may have held a long prompt"),
+    ],
+)
+def test_several_evictions_leave_no_more_room_than_the_last_victim_held(changes, evictions):
+    feed = Feed()(running=8, waiting=4, used_blocks=39)
+    assert feed(**{"running": 6, "waiting": 6, **changes})()()[EVICTIONS] == evictions
+
+
 def test_places_that_are_filled_in_part_leave_the_rest_as_evictions():
     feed = Feed()(running=16, waiting=20)(running=12, waiting=24)(running=14, waiting=22)
     assert feed()()[EVICTIONS] == 2
@@ -179,7 +215,7 @@ def test_data_parallel_ranks_are_counted_apart():
     quiet = values(Page(0, 6, 2, 30, 0, 0, 0, 0, 0))
     for time, running, waiting in ((START, 6, 2), (START + 1000, 3, 5), (START + 3000, 3, 5)):
         out = derived.update(
-            time, [Batch(TARGET, time, own, [*quiet, *values(Page(0, running, waiting, 20, 0, 0, 0, 0, 0))])]
+            time, [Batch(TARGET, time, own, [*quiet, *values(Page(0, running, waiting, 30, 0, 0, 0, 0, 0))])]
         )
     assert read(out, EVICTIONS, dp_rank="0") == 0
     assert read(out, EVICTIONS, dp_rank="1") == 3

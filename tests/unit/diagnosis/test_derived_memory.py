@@ -55,6 +55,28 @@ def test_a_step_is_the_rise_above_the_level_before_it():
     assert Card()(70, 70, (75, 70, 78))[STEP] == 8
 
 
+def test_memory_that_grows_steadily_makes_no_step_of_a_minute():
+    # 80 MiB a second are 4.6 GiB in a minute, and 0.78 GiB in ten seconds.
+    assert Card()(*(70 + 0.078125 * second for second in range(120)))[STEP] == pytest.approx(0.78125)
+
+
+@pytest.mark.parametrize(
+    ("readings", "step"),
+    [
+        pytest.param((*[70] * 20, *[72] * 20, 74), 4, id="two parts, half of it at once"),
+        pytest.param((*[70] * 18, *[72] * 18, *[74] * 18, 76), 2, id="three parts, none of them half"),
+        pytest.param((70, 71, 72, 73, 74, 75, 76, 77, 78), 8, id="eight chunks in eight seconds"),
+        pytest.param((*[70] * 20, 75, 70, *[72] * 9, 77), 7, id="from the floor of the ten seconds before"),
+    ],
+)
+def test_a_step_came_at_once_for_a_good_part(readings, step):
+    assert Card()(*readings)[STEP] == step
+
+
+def test_a_step_between_readings_that_are_far_apart_is_one():
+    assert Card()(70, 70, 76, every=20)[STEP] == 6
+
+
 def test_a_fall_within_one_tick_is_no_step():
     assert Card()(78, (70, 70, 78), 70)[STEP] == 0
 

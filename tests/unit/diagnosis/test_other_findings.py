@@ -234,6 +234,77 @@ class TestObservation:
         assert watch.first_seen == {"engine_down": 22}
         assert "its processes are gone" in watch["engine_down"].cause
 
+    @pytest.mark.parametrize(("processes", "words"), [(3.0, "front end is overloaded or hangs."), (None, "hangs.")])
+    def test_a_page_that_comes_too_late_is_not_an_engine_that_ended(self, processes, words):
+        live = {
+            **self.down(),
+            series("gpuwatch_source_failing", **SOURCE, reason="timeout"): lambda s: 1.0 if s >= 10 else None,
+            series("gpuwatch_source_poll_seconds", **SOURCE): lambda s: 0.01 if s < 10 else 3.004,
+        }
+        if processes is not None:
+            live[name("engine_processes", CONFIG)] = processes
+        finding = Watch().run(40, live)["engine_down"]
+        assert "does not answer within 3.0 s" in finding.cause
+        assert finding.cause.endswith(words)
+        assert ("timeout", None, "8") in flags(finding)  # twice the 3.004 s, rounded up to whole seconds before
+        said = " ".join(advice.text for advice in finding.advice)
+        assert "dmesg" not in said
+        assert "status 0" not in said
+
+    def test_on_another_machine_a_time_out_may_be_the_network(self):
+        far = {**SOURCE, "target": "10.0.0.9:8000", "server": "10.0.0.9:8000"}
+        live = {
+            series("gpuwatch_source_up", **far): lambda s: float(s < 10),
+            series("gpuwatch_source_age_seconds", **far): lambda s: max(0.0, s - 9),
+            series("gpuwatch_source_failing", **far, reason="timeout"): lambda s: 1.0 if s >= 10 else None,
+        }
+        finding = Watch().run(40, live)["engine_down"]
+        assert "or its machine or the network does not answer" in finding.cause
+
+    def test_an_engine_whose_processes_exist_did_not_end_with_status_0(self):
+        live = {**self.down(), name("engine_processes", CONFIG): 3.0}
+        finding = Watch().run(40, live)["engine_down"]
+        assert not any("status 0" in advice.text for advice in finding.advice)
+        gone = {**self.down(), name("engine_processes", CONFIG): lambda s: 3.0 if s < 10 else 0.0}
+        assert any("status 0" in advice.text for advice in Watch().run(40, gone)["engine_down"].advice)
+
+    def unfit(self, more):
+        return {
+            name("engine_page_frozen_seconds", ENGINE): float,
+            name("engine_requests_running", ENGINE): 0.0,
+            name("engine_requests_waiting", ENGINE): 2.0,
+            name("engine_kv_cache_usage_ratio", ENGINE): 0.0,
+            name("engine_kv_cache_blocks", ENGINE): 40.0,
+            name("engine_kv_block_size_tokens", ENGINE): 128.0,
+            name("engine_config_max_model_len_tokens", CONFIG): 8192.0,
+            name("engine_config_kv_transfer", CONFIG): 0.0,
+            **more,
+        }
+
+    def test_a_request_that_never_fits_is_not_a_scheduler_that_is_dead(self):
+        capacity = {name("engine_requests_waiting_by_reason", ENGINE, reason="capacity"): 2.0}
+        watch = Watch().run(80, self.unfit(capacity))
+        finding = watch["engine_stalled"]
+        # 40 blocks of 128, one of them vLLM's null block.
+        assert "needs more than the 4,992 tokens that the pool has room for" in finding.cause
+        assert "hangs" not in finding.cause
+        assert ("--max-model-len", "8192", "4992") in flags(finding)
+        assert not any(advice.text.startswith("restart") for advice in finding.advice)
+        # An older page does not say why a request waits: then both are said.
+        assert "Or the scheduler hangs" in Watch().run(80, self.unfit({}))["engine_stalled"].cause
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {name("engine_config_max_model_len_tokens", CONFIG): 4992.0},  # what is accepted fits
+            {name("engine_kv_cache_usage_ratio", ENGINE): 0.6},  # something holds the pool
+            {name("engine_requests_waiting_by_reason", ENGINE, reason="deferred"): 1.0},
+        ],
+    )
+    def test_what_fits_or_waits_for_something_else_is_not_said_never_to_fit(self, other):
+        finding = Watch().run(80, self.unfit(other))["engine_stalled"]
+        assert "room for" not in finding.cause
+
     def test_the_log_says_why_it_is_down_and_the_root_line_comes_first(self):
         events = (
             event("engine_dead", "EngineCore encountered a fatal error.", 9, line=91),
@@ -378,6 +449,28 @@ class TestObservation:
         watch = Watch().run(60, live)
         assert watch.first_seen == {"source_degraded": 40}
         assert "log vllm.log can no longer be read" in watch["source_degraded"].cause
+
+    @pytest.mark.parametrize(
+        ("reason", "seen", "cause", "fix"),
+        [
+            ("driver_mismatch", 19, "the driver was replaced while it ran", "reload the kernel module"),
+            ("no_permission", 40, "may not use the driver any more", "/dev/nvidiactl"),
+            ("failed", 40, "nvml can no longer be read", "gpuwatch doctor"),
+        ],
+    )
+    def test_gpus_that_cannot_be_read_any_more_are_told_why(self, reason, seen, cause, fix):
+        nvml = {"host": "h", "source": "nvml", "target": "nvml"}
+        live = {
+            series("gpuwatch_source_up", **nvml): lambda s: float(s < 10),
+            series("gpuwatch_source_age_seconds", **nvml): lambda s: max(0.0, s - 9),
+            series("gpuwatch_source_failing", **nvml, reason=reason): lambda s: 1.0 if s >= 10 else None,
+        }
+        watch = Watch().run(60, live)
+        assert watch.first_seen == {"source_degraded": seen}
+        finding = watch["source_degraded"]
+        assert cause in finding.cause
+        assert "nvml nvml" not in finding.cause
+        assert fix in finding.advice[0].text
 
     @pytest.mark.parametrize(("starved", "found"), [(1.7, "source_degraded"), (0.3, "engine_down")])
     def test_a_page_that_a_starved_watcher_cannot_read_says_nothing_about_the_engine(self, starved, found):

@@ -140,3 +140,9 @@ def test_title_and_evidence_tell_the_value_of_one_evaluation(tmp_path):
         told.append((finding.title, finding.evidence[0].text, finding.evidence[0].value))
         assert evaluation.alerts[0].value == 1.0 + second
     assert told == [("runs 1", "Mine fires at 1", 1.0)] * 5 + [("runs 6", "Mine fires at 6", 6.0)] * 3
+
+
+def test_a_value_without_end_is_written_as_prometheus_writes_it(tmp_path):
+    rule = "      - {alert: Mine, expr: gpuwatch_engine_requests_running / 0, labels: {severity: info}}\n"
+    (finding,) = findings_of(tmp_path, rule, {name("engine_requests_running", ENGINE): 1.0})
+    assert finding.evidence[0].text == "Mine fires at +Inf"

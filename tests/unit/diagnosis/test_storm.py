@@ -79,7 +79,7 @@ def test_its_cause_is_the_override_and_the_advice_is_computed_from_finished_requ
     assert storm.severity == "critical"
     assert "--num-gpu-blocks-override limits the KV pool to 40 blocks (5,120 tokens)" in storm.cause
     assert "room for 4,096" in storm.cause
-    assert "holds 2.4 requests of 2,100 tokens, and up to 16 are admitted at once" in storm.cause
+    assert "holds 2.2 requests of 2,100 tokens, and up to 16 are admitted at once" in storm.cause
     assert flags(storm) == [
         ("--num-gpu-blocks-override", "40", "4096"),
         ("--max-num-seqs", "16", "2"),
@@ -92,10 +92,10 @@ def test_its_cause_is_the_override_and_the_advice_is_computed_from_finished_requ
 
 
 def test_what_is_admitted_is_no_part_of_the_cause_where_the_pool_holds_as_many():
-    # 5,120 / 2,100 = 2.4 requests are held, and two seats cannot be more than that.
+    # 39 / 17 blocks = 2.29 requests are held, rounded down to 2.2, and two seats cannot be more than that.
     facts = (*(one for one in FACTS if one.key != "max_num_seqs"), fact("max_num_seqs", 2, 8))
     watch = Watch(facts).run(66, {**replay(VLLM_0_31_0), **finished(VLLM_0_31_0, 600, 1500)}, derive=True)
-    assert "It holds 2.4 requests of 2,100 tokens: requests are" in watch[STORM].cause
+    assert "It holds 2.2 requests of 2,100 tokens: requests are" in watch[STORM].cause
     assert "admitted" not in watch[STORM].cause
 
 
@@ -250,6 +250,20 @@ def test_where_all_fit_by_their_mean_fewer_than_the_limit_are_advised_because_le
     assert f"{limit} requests would fit if each had the typical 2,500 tokens" in storm.advice[0].text
 
 
+def test_a_limit_that_is_no_lower_than_what_ran_at_most_is_not_advised():
+    # The pool holds 4 requests of the mean length; no more than 3 ever ran, and 8 wait.
+    storm = constant(running=3.0, facts=(fact("max_num_seqs", 64),))
+    assert flags(storm)[0] == ("--max-num-seqs", "64", "3")
+    assert "4 requests would fit if each had the typical 2,500 tokens, but lengths vary" in storm.advice[0].text
+    assert "3.0 ran on average" in storm.advice[0].text
+    assert flags(constant(running=5.0, facts=(fact("max_num_seqs", 64),)))[0] == ("--max-num-seqs", "64", "4")
+
+
+def test_requests_that_are_open_are_not_said_to_be_admitted_where_no_limit_is_known():
+    assert "and up to 12 are open at once: requests are thrown out" in constant().cause
+    assert "and up to 12 are admitted at once" in constant(facts=(fact("max_num_seqs", 64),)).cause
+
+
 def test_a_limit_that_is_never_reached_is_not_lowered_to_what_runs_anyway():
     storm = constant(running=3.0, waiting=1.0, facts=(fact("max_num_seqs", 64),))
     assert flags(storm) == [("--max-num-seqs", "64", "3")]  # 4 were open, and 3 of them run
@@ -381,6 +395,64 @@ def test_sglang_speaks_of_retraction_and_of_its_own_flags():
     assert flags(storm)[2][0] == "--mem-fraction-static"
     assert any(evidence.line == 912 for evidence in storm.evidence)
     assert "sliding-window pool" in texts(storm)
+
+
+def sglang_without_histograms(second):
+    """Return the counters of SGLang 0.4: 900 + 400 tokens a request, one that ends every 2 seconds."""
+    ended = second // 2
+    return {
+        "engine_requests_finished_total": ended,
+        "engine_prompt_tokens_total": 900 * ended,
+        "engine_generation_tokens_total": 400 * ended,
+    }
+
+
+def test_sglang_without_length_histograms_has_the_mean_of_its_counters():
+    # 20,000 tokens hold 15 requests of 1,300.
+    def counter(key):
+        return lambda second: float(sglang_without_histograms(second)[key])
+
+    live = {
+        name("engine_requests_running", SGLANG): 20.0,
+        name("engine_requests_waiting", SGLANG): 20.0,
+        name("engine_kv_cache_usage_ratio", SGLANG): 0.97,
+        name("engine_kv_cache_tokens", SGLANG): 20_000.0,
+        name("engine_request_length_seen_tokens", SGLANG): 1_200.0,
+        name("engine_preemptions_total", SGLANG): lambda second: float(second // 10),
+        name("engine_requests_finished_total", SGLANG, reason="finished"): counter("engine_requests_finished_total"),
+        name("engine_prompt_tokens_total", SGLANG): counter("engine_prompt_tokens_total"),
+        name("engine_generation_tokens_total", SGLANG): counter("engine_generation_tokens_total"),
+    }
+    storm = Watch((fact("max_num_seqs", 40),)).run(66, live)["sglang_retraction_storm"]
+    assert "requests of 1,300 tokens" in storm.cause
+    assert ("--max-running-requests", "40", "15") in flags(storm)
+    assert "hardly any" not in texts(storm)
+
+
+def test_a_page_without_lengths_does_not_say_that_hardly_any_request_has_finished():
+    live = {
+        name("engine_requests_running", SGLANG): 6.0,
+        name("engine_kv_cache_usage_ratio", SGLANG): 0.97,
+        name("engine_kv_cache_tokens", SGLANG): 20_000.0,
+        name("engine_request_length_seen_tokens", SGLANG): 1_200.0,
+        name("engine_preemptions_total", SGLANG): lambda second: float(second // 10),
+    }
+    storm = Watch().run(60, live)["sglang_retraction_storm"]
+    assert "how long finished requests were is not known" in texts(storm)
+    assert "hardly any" not in texts(storm)
+
+
+def test_an_engine_that_did_not_start_for_an_override_is_told_to_lift_it_and_not_to_find_memory():
+    log = {"host": "h", "log": "/var/log/vllm.log", "server": SERVER}
+    line = event("max_model_len_exceeds_kv", "To serve at least one request … ", 50, mml="4096", fit="2944")
+    live = {name("log_events_total", log, event="max_model_len_exceeds_kv"): lambda s: float(s >= 50)}
+    facts = (fact("kv.blocks_override", 24, 3), fact("kv.blocks_profiled", 4096, 2))
+    found = Watch(facts, (line,)).run(60, live)["max_model_len_exceeds_kv"]
+    assert flags(found) == [("--num-gpu-blocks-override", "24", "4096"), ("--max-model-len", "4096", "2944")]
+    assert found.advice[1].text.startswith("or accept shorter requests: 2,944")
+    plain = Watch((), (line,)).run(60, live)["max_model_len_exceeds_kv"]
+    assert [flag for flag, _, _ in flags(plain)] == ["--max-model-len", "--gpu-memory-utilization"]
+    assert plain.advice[0].text.startswith("accept shorter requests")
 
 
 def test_a_cap_on_sglangs_pool_is_the_nearest_cause():

@@ -40,6 +40,21 @@ def test_a_request_that_fills_the_pool_alone_can_never_end():
     assert "--max-num-seqs" not in [flag for flag, _, _ in flags(finding)]
 
 
+@pytest.mark.parametrize(("waiting", "named"), [(0.0, True), (1.0, False)])
+def test_a_request_that_is_admitted_again_between_two_pages_is_a_livelock_where_nobody_waits(waiting, named):
+    # It fills the pool five times a second: the pages of a minute show 40 to 80 % and a counter that runs.
+    live = storm(
+        requests_running=1.0,
+        requests_waiting=waiting,
+        ended=0.0,
+        kv_cache_usage_ratio=lambda s: 0.4 if s % 4 else 0.8,
+        evictions_total=0.0,
+        preemptions_total=lambda s: 5.0 * s,
+    )
+    finding = Watch((fact("max_model_len", 8192),)).run(40, live)["kv_preemption_storm"]
+    assert ("One request needs more than the whole KV pool" in finding.cause) == named
+
+
 def test_one_request_at_a_time_that_ends_is_no_livelock():
     finding = Watch().run(30, storm(requests_running=1.0))["kv_preemption_storm"]
     assert "One request needs more" not in finding.cause

@@ -82,6 +82,40 @@ class TestQueue:
         watch = Watch((fact("max_num_seqs", 16),)).run(100, self.live(self.growing, kv_cache_usage_ratio=0.95))
         assert "a higher batch limit does not help: the KV pool is 95 % full" in watch["queue_growth"].advice[0].text
 
+    @pytest.mark.parametrize(
+        ("version", "flag", "text"),
+        [
+            ("", ("--max-num-queued-reqs", None, "20"), "20 that wait take 30 s (vLLM 0.29 and newer)"),
+            ("0.31.0", ("--max-num-queued-reqs", None, "20"), "20 that wait take 30 s"),
+            ("0.10.2", ("", None, None), "20 that wait take 30 s; at the gateway, vLLM 0.10.2 cannot (0.29 and newer"),
+        ],
+    )
+    def test_the_queue_that_is_refused_is_what_ends_in_30_seconds_not_what_waits_now(self, version, flag, text):
+        # Two requests end every three seconds, 20 in 30 s; 80 wait.
+        facts = (fact("version", version),) if version else ()
+        finding = Watch(facts).run(101, self.live(self.growing, ended=2 / 3))["queue_growth"]
+        refuse = finding.advice[-1]
+        assert refuse.text.startswith("or refuse early")
+        assert text in refuse.text
+        assert (refuse.flag, refuse.current, refuse.proposed) == flag
+
+    def test_where_nothing_ends_no_queue_is_short_enough_to_be_proposed(self):
+        finding = Watch().run(101, self.live(self.growing, ended=0.0))["queue_growth"]
+        assert not any("refuse early" in advice.text for advice in finding.advice)
+
+    def test_one_that_is_served_in_minutes_may_wait(self):
+        finding = Watch().run(101, self.live(self.growing, ended=1 / 60))["queue_growth"]
+        assert finding.advice[-1].proposed == "1"
+
+    def test_requests_that_come_back_from_the_host_did_not_arrive(self):
+        # 40 are open all the time; V0 swaps in what it had swapped out.
+        back = self.live(
+            lambda s: 4.0 + min(20, max(0, s - 60)), requests_swapped=lambda s: 20.0 - min(20, max(0, s - 60))
+        )
+        assert "queue_growth" not in Watch().run(78, back).first_seen
+        back[name("engine_requests_swapped", ENGINE)] = 0.0
+        assert "queue_growth" in Watch().run(78, back).first_seen
+
     def test_without_ends_only_the_growth_is_told(self):
         live = self.live(self.growing)
         del live[name("engine_requests_finished_total", ENGINE, reason="stop")]

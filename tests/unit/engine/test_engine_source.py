@@ -746,6 +746,18 @@ def test_another_engine_on_the_same_port_is_recognised(site, fixture_page, sourc
     assert engine.info.kind == "sglang"
 
 
+def test_a_page_that_is_none_of_metrics_is_told_as_a_fact_until_it_is_one(site, source):
+    site.serve("/metrics", b"<!DOCTYPE html><title>Sign in</title>\n")
+    engine = source(site.url)
+    assert "is a web page (HTML), not metrics" in facts(engine.poll())["page.other"]
+    assert "page.other" not in facts(engine.poll())
+    # Metrics of Python alone are a metrics page: there the engine's own are switched off.
+    site.serve("/metrics", b"python_info 1.0\n")
+    batch = engine.poll()
+    assert batch.reason is Reason.NOT_METRICS
+    assert facts(batch)["page.other"] == ""
+
+
 def test_unreadable_lines_are_counted_as_a_fact_when_their_number_changes(site, source):
     site.serve("/metrics", page(extra="this line is broken\n"))
     engine = source(site.url)

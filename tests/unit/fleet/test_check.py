@@ -167,3 +167,54 @@ def test_a_secret_that_cannot_be_read_is_one_line(server, capsys, tmp_path):
     config.write_text(f'[prometheus]\nurl = "{server.url}"\ntoken_file = "/nonexistent/token"\n')
     assert main(["check", "--config", str(config), "--prometheus", server.url]) == 2
     assert "/nonexistent/token: No such file or directory" in capsys.readouterr().err
+
+
+STORE_DOWN = ["store-2: connection refused"]
+
+
+def test_what_fires_in_a_partial_answer_is_shown_and_decides_the_exit_code(server, capsys):
+    server.warnings = STORE_DOWN
+    assert main(["check", "--prometheus", server.url, "--json"]) == 1
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert {found["id"] for found in report["findings"]} == {
+        "kv_preemption_storm", "engine_down", "gpu_lost", "gpu_headroom_low",
+    }  # fmt: skip
+    (read,) = report["inputs"]
+    assert (read["up"], read["reason"]) == (True, "partial")
+    assert read["detail"].endswith("the answer is not complete: store-2: connection refused")
+    assert "not everything was judged: " in captured.err
+    assert main(["check", "--prometheus", server.url]) == 1
+    out = capsys.readouterr().out
+    assert "● gpu_lost" in out
+    assert "not everything was judged: " in out
+    assert "store-2: connection refused" in out
+
+
+@pytest.mark.parametrize(("fail_on", "code"), [("critical", 1), ("never", 3)])
+def test_a_partial_answer_never_says_that_all_is_well(server, capsys, fail_on, code):
+    server.warnings = STORE_DOWN
+    assert main(["check", "--prometheus", server.url, "--quiet", "--fail-on", fail_on]) == code
+    server.fault = last_seen(("node-a", 15))
+    assert main(["check", "--prometheus", server.url, "--quiet"]) == 0  # the fault's own answer is whole
+    server.fault = lambda query: (
+        (
+            200,
+            "application/json",
+            b'{"status":"success","isPartial":true,"data":{"resultType":"vector","result":[]}}',
+        )
+        if query.startswith(("ALERTS", "gpuwatch_finding_info"))
+        else last_seen(("node-a", 15))(query)
+    )
+    assert main(["check", "--prometheus", server.url, "--quiet"]) == 3
+    capsys.readouterr()
+
+
+def test_a_name_that_two_programs_use_is_named(server, capsys):
+    row = {"metric": {"host": "node-a"}, "value": [NOW, "2"]}
+    both = json.dumps({"status": "success", "data": {"resultType": "vector", "result": [row]}}).encode()
+    server.fault = lambda query: (
+        (200, "application/json", both) if "without (version)" in query else last_seen(("node-a", 15))(query)
+    )
+    assert main(["check", "--prometheus", server.url]) == 0
+    assert "host node-a: 2 programs have this name and are added up: " in capsys.readouterr().out

@@ -410,3 +410,16 @@ def test_rates_look_at_four_scrapes_and_at_a_minute_at_least():
     assert "[240s]" in seldom["preemption_rate"]  # the catalogue's own minute would hold one sample
     assert "$" not in "".join([*often.values(), *seldom.values()])
     assert "by (cluster, host) (gpuwatch_gpu_info)" in often["host_gpus"]
+
+
+def test_a_storm_on_a_machine_with_sixteen_gpus_is_explained_and_no_question_is_put_twice(fleet_of):
+    server = PrometheusLike(store_of(page(NOW, [fleet_data.STORM], gpus=16)))
+    try:
+        fleet = fleet_of(server)
+        look = fleet.look(MS)
+        server.asked.clear()
+        (finding,) = fleet.explain(look).snapshot.findings
+        assert len(finding.evidence) > 3
+        assert len(server.asked) == len(set(server.asked))
+    finally:
+        server.close()

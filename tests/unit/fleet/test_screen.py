@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import asynccontextmanager
 
@@ -10,6 +11,10 @@ import pytest
 from fleet_data import host_name
 
 from gpuwatch.clock import ManualClock
+from gpuwatch.model import series
+from gpuwatch.promql.local import LocalQuerier
+from gpuwatch.queries import CATALOGUE
+from gpuwatch.store import Store
 from gpuwatch.tui.app import GpuwatchApp
 from gpuwatch.tui.feed import Actions
 from gpuwatch.tui.view.findings import findings
@@ -263,3 +268,82 @@ def test_a_machine_of_which_only_a_finding_is_known_has_a_row_and_no_invented_fi
     found = machines(snapshot, findings(snapshot))
     assert {machine.key[1] for machine in found} < {host_name(number) for number in MACHINES}
     assert all(machine.figures == {} and machine.lost is None for machine in found)
+
+
+async def test_a_partial_answer_shows_what_came_with_the_words_of_the_warning(screen, server):
+    server.warnings = ["store-2 is unavailable"]
+    async with screen(200, 60) as s:
+        await s.look()
+        assert "▲ Prometheus answers only in part, sums may be too low: " in s.lines()[1]
+        assert "store-2 is unavailable" in s.lines()[1]
+        assert "kv_preemption_storm" in s.text()
+        assert "6 hosts" in s.lines()[2]
+
+
+def test_no_machine_is_quiet_in_a_partial_answer_and_an_absent_series_does_not_make_it_lost(server, fleet_of):
+    server.warnings = ["store-2 is unavailable"]
+    empty = b'{"status":"success","data":{"resultType":"vector","result":[]}}'
+    server.fault = lambda query: (
+        (200, "application/json", empty) if query == "max by (cluster, host) (gpuwatch_build_info)" else None
+    )
+    snapshot = fleet_of(server).look(MS).snapshot
+    found = {machine.key[1]: machine for machine in machines(snapshot, ())}
+    assert {name for name, machine in found.items() if machine.lost is not None} == {GONE}
+    assert conclusion_of(snapshot, [found[host_name(0)]])[1] == "cannot tell: Prometheus answers only in part"
+
+
+async def test_a_figure_that_could_not_be_asked_is_not_shown_like_one_that_a_machine_does_not_have(screen, server):
+    failing = ('gpuwatch_gpu_state{state!="ok"', 'gpuwatch_source_up{source="engine"}', "generation_tokens")
+    async with screen(140, 45) as s:
+        await s.look()
+        lost = next(line for line in s.lines() if f"{host_name(fleet_data.GPU_LOST)} " in line)
+        silent = next(line for line in s.lines() if f"{host_name(fleet_data.DOWN)} " in line)
+        assert "5 -1" in lost
+        assert " - " in silent  # no engine answers there: no KV pool, no tokens
+        assert "n/a" not in silent
+        server.fault = lambda query: (503, "text/plain", b"") if any(part in query for part in failing) else None
+        await s.look(MS + 5000)
+        lost = next(line for line in s.lines() if f"{host_name(fleet_data.GPU_LOST)} " in line)
+        assert "5 ?" in lost
+        assert lost.count("n/a") == 2  # engines, tokens per second
+        assert "engines n/a" in s.lines()[2]
+        assert "not ok n/a" in s.lines()[2]
+
+
+async def test_two_programs_of_one_name_are_not_shown_as_one_machine(screen, server):
+    def doubled(query):
+        if "without (version)" not in query:
+            return None
+        row = {"metric": {"host": host_name(0)}, "value": [NOW, "2"]}
+        answer = {"status": "success", "data": {"resultType": "vector", "result": [row]}}
+        return 200, "application/json", json.dumps(answer).encode()
+
+    server.fault = doubled
+    async with screen(140, 45) as s:
+        await s.look()
+        row = next(line for line in s.lines() if f"{host_name(0)} " in line)
+        assert "2 of this name" in row
+        assert sum("of this name" in line for line in s.lines()) == 1
+        await s.press("end")
+        await s.settle(lambda: "2 programs have this name and are added up" in s.text())
+
+
+def test_only_programs_that_run_at_the_same_time_share_a_name():
+    store = Store()
+    store.append(
+        "t",
+        MS,
+        (
+            series("gpuwatch_build_info", host="node-a", instance="a:1", version="0.1"),
+            series("gpuwatch_build_info", host="node-a", instance="a:1", version="0.2"),
+            series("gpuwatch_build_info", host="node-b", instance="b:1", version="0.2"),
+            series("gpuwatch_build_info", host="node-b", instance="c:1", version="0.2"),
+        ),
+        (1.0, 1.0, 1.0, 1.0),
+    )
+    found = LocalQuerier(store).instant(CATALOGUE["host_instances"].template, MS)
+    assert {dict(labels)["host"]: value for labels, value in found.items()} == {"node-a": 1, "node-b": 2}
+
+
+def test_a_machine_that_is_scraped_once_is_one(server, fleet_of):
+    assert {machine.programs for machine in machines(fleet_of(server).look(MS).snapshot, ())} == {1}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuwatch.ledger.kv import KvSettings, element_bytes, layout
@@ -159,7 +161,7 @@ def test_scales_of_each_head_are_counted():
 
 def test_a_model_that_keeps_nothing_is_refused():
     with pytest.raises(ValueError, match="no layer keeps a KV cache or a state"):
-        layout(model(0, 8, 128), KvSettings())
+        layout(replace(model(1, 8, 128), layers=()), KvSettings())
 
 
 @pytest.mark.parametrize("version", [(0, 11, 0), (0, 20, 0), (0, 21, 0), ()])

@@ -47,7 +47,7 @@ def test_qwen3_next_has_full_attention_in_every_fourth_layer():
 
 def test_minimax_marks_linear_layers_with_zero():
     found = layers(80, 8, 128, num_attention_heads=64, attn_type_list=[*[0] * 7, 1] * 10)
-    states = (State(64 * 128 * 128, bytes_each=4.0),)
+    states = (State(64 * 128 * 128),)  # in the model's own type
     assert found == (Layers("full", 10, 8, 128, 128), Layers("linear", 70, states=states, mixer="lightning"))
 
 

@@ -70,6 +70,11 @@ def test_a_length_beyond_that_is_refused_whatever_the_memory():
     assert not too_long(model(4, 8, 128), Deployment("vllm", (0, 33, 0), GIB, context=10**9))  # declares none
 
 
+def test_a_kind_of_scaling_that_no_engine_has_is_refused():
+    with pytest.raises(ModelConfigError, match=r"rope_type is 'zzz'; allowed: default, .*yarn.*llama3"):
+        model(4, 8, 128, max_position_embeddings=32768, rope_scaling={"rope_type": "zzz", "factor": 4.0})
+
+
 def test_what_the_config_of_gemma_3_leaves_out_has_its_defaults():
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
     of = read_model({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text})
@@ -77,7 +82,10 @@ def test_what_the_config_of_gemma_3_leaves_out_has_its_defaults():
     assert not of.missing
 
 
-@pytest.mark.parametrize(("field", "value"), [("num_hidden_layers", 10**8), ("hidden_size", 4 * 10**9)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_hidden_layers", 10**8), ("num_hidden_layers", 0), ("hidden_size", 4 * 10**9), ("hidden_size", 0)],
+)
 def test_a_size_of_no_model_is_refused(field, value):
-    with pytest.raises(ModelConfigError, match=f"{field} is {value:,}; allowed: 0 to"):
+    with pytest.raises(ModelConfigError, match=f"{field} is {value:,}; allowed: 1 to"):
         model(4, 8, 128, **{field: value}) if field == "hidden_size" else model(value, 8, 128)

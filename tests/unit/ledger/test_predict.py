@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -125,8 +126,9 @@ def test_the_configuration_of_its_machine_counts_before_the_name():
 
 
 def test_a_model_that_keeps_nothing_has_no_pool():
-    text = portable(config(0, 8, 128))
-    assert "kv_pool" not in predict(engine_of("vllm", {**FACTS, "model.config": text}, 80 * GIB))
+    one = engine_of("vllm", {**FACTS, "model.config": portable(config(1, 8, 128))}, 80 * GIB)
+    assert "kv_pool" in predict(one)
+    assert "kv_pool" not in predict(replace(one, model=replace(one.model, layers=())))
 
 
 def whole(receipt):

@@ -21,6 +21,8 @@ from tests.unit.ledger.models import model
 QUERY = 64
 LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 
+WINDOWS = {"sliding_window": 1024, "sliding_window_pattern": 6}
+
 
 def shape(kv_heads, heads=QUERY, **more):
     return model(40, kv_heads, 128, num_attention_heads=heads, **more)
@@ -42,6 +44,10 @@ def launched(of=None, kind="vllm", context=32768, **more):
         (shape(8), {"tp": 16, "dcp": 3}, "the ranks must be a multiple of it"),
         (shape(2, 8), {"tp": 8, "dcp": 8}, "with 2 KV heads at most 4 is allowed"),
         (shape(8, **LATENT), {"tp": 8, "dcp": 16}, "the ranks must be a multiple of it"),
+        (shape(4, **WINDOWS), {"tp": 8, "dcp": 2}, "vLLM takes none with layers that have a window"),
+        (shape(4, attention_chunk_size=8192), {"tp": 8, "dcp": 2}, "vLLM takes none with layers that have a window"),
+        (shape(8), {"tp": 2, "mig": True}, "slices cannot form a group"),
+        (shape(8), {"pp": 2, "mig": True}, "slices cannot form a group"),
     ],
 )
 def test_ranks_that_the_engine_refuses_are_no_plan_whatever_the_memory(of, ranks, says):
@@ -56,6 +62,9 @@ def test_ranks_that_the_engine_refuses_are_no_plan_whatever_the_memory(of, ranks
     ("of", "ranks"),
     [
         (shape(8), {"tp": 16, "dcp": 2}),
+        (shape(4, **WINDOWS), {"tp": 8, "dcp": 2, "hybrid_manager": False}),
+        (shape(4, **WINDOWS), {"tp": 8, "dcp": 2, "kind": "sglang"}),
+        (shape(8), {"dp": 2, "mig": True}),
         (shape(4), {"tp": 16, "dcp": 4}),
         (shape(1), {"tp": 8}),
         (shape(8, **LATENT), {"tp": 8, "dcp": 8}),

@@ -90,6 +90,42 @@ def test_a_head_that_cannot_be_divided_is_copied():
     assert weight_bytes(one_head, Split(tp=4, attention_tp=4)) == pytest.approx(2 * rank)
 
 
+@pytest.mark.parametrize(
+    ("more", "linear", "mixer"),
+    [
+        (  # MiniMax-M1: queries, keys, values, gate and output of 64 x 128, by 6,144
+            {"hidden_size": 6144, "num_attention_heads": 64, "attn_type_list": [0, 0, 0, 1]}, 3, 5 * 6144 * 8192,
+        ),
+        (  # LFM2: three projections and the output, and a kernel of 3
+            {"hidden_size": 2048, "conv_L_cache": 3, "layer_types": [*["conv"] * 3, "full_attention"]}, 3,
+            4 * 2048**2 + 3 * 2048,
+        ),
+        (  # Kimi-Linear: four projections, two gates of low rank, one number a head, three kernels of 4
+            {
+                "hidden_size": 2304,
+                "linear_attn_config": {
+                    "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4, "full_attn_layers": [4],
+                },
+            }, 3, 4 * 2304 * 4096 + 2 * (2304 + 4096) * 128 + 2304 * 32 + 3 * 4 * 4096,
+        ),
+    ],
+)  # fmt: skip
+def test_mixers_of_linear_layers_by_hand(more, linear, mixer):
+    of = model(4, 8, 128, **more)
+    assert of.mixer == mixer
+    assert [group.count for group in of.layers if group.kind == "linear"] == [linear]
+    whole = parameters(of).attention
+    plain = of.hidden * 128 * (2 * of.q_heads + 2 * 8)
+    assert whole == linear * mixer + plain
+
+
+def test_the_feed_forward_part_of_lfm2_is_two_thirds_of_what_is_declared():
+    stated = {"intermediate_size": 12288, "block_auto_adjust_ff_dim": True, "block_multiple_of": 256}
+    assert model(4, 8, 128, **stated, block_ffn_dim_multiplier=1.0).intermediate == 8192
+    assert model(4, 8, 128, **stated, block_ffn_dim_multiplier=1.01).intermediate == 8448  # 8,273 in steps of 256
+    assert model(4, 8, 128, **{**stated, "block_auto_adjust_ff_dim": False}).intermediate == 12288
+
+
 def test_pipeline_stages_hold_their_layers_and_one_embedding():
     deep = model(5, 4, 16, hidden_size=64, num_attention_heads=4, intermediate_size=128, vocab_size=100)
     layer = 4 * 64 * 64 + 3 * 64 * 128

@@ -241,6 +241,7 @@ def test_replicas_of_what_does_not_fit_on_one_card_serve_nothing():
 def test_slices_of_a_card_form_no_group():
     assert [way.tp for way in spreads(engine(tp=1, mig=True), 4)] == [1]
     assert make_plan([engine(gib=24, tp=1, mig=True)]).fewest_gpus is None
+    assert not [row for row in what_if(engine(gib=24, tp=1, mig=True)) if "tensor parallel" in row.change]
 
 
 def test_the_share_that_an_engine_needs_holds_exactly_what_was_asked_for():

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gpuwatch.alerts import rulefile
@@ -15,6 +17,7 @@ from tests.unit.diagnosis.test_causes_memory import POOL, READY, oom, trace
 from tests.unit.diagnosis.test_causes_memory import START as BEGIN
 
 RULES = rulefile.load(rulefile.shipped_paths())
+LOGS = Path(__file__).resolve().parents[3] / "tests" / "fixtures" / "logs"
 NO_BLOCKS = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.\n"
 BEGIN_AGAIN = BEGIN.replace("10:00", "10:20")
 
@@ -202,3 +205,77 @@ def test_a_log_whose_server_was_gone_before_it_was_read_is_known(text, dead, tmp
     found.run(1, BEGIN_AGAIN)
     assert found.pipeline.dead_logs == ()
     found.source.close()
+
+
+FATAL = (
+    "(EngineCore_DP0 pid=77) ERROR 02-01 10:05:00 [core.py:1100] EngineCore encountered a fatal error.\n"
+    "(EngineCore_DP0 pid=77) ERROR 02-01 10:05:00 [core.py:1100] Traceback (most recent call last):\n"
+    '(EngineCore_DP0 pid=77) ERROR 02-01 10:05:00 [core.py:1100]   File "/usr/lib/python3/vllm/v1/engine/core.py", line 1091, in run_engine_core\n'
+    "(EngineCore_DP0 pid=77) ERROR 02-01 10:05:00 [core.py:1100]     engine_core.run_busy_loop()\n"
+)
+ODD = "(EngineCore_DP0 pid=77) ERROR 02-01 10:05:00 [core.py:1100] RuntimeError: something odd happened\n"
+FOLLOWS = "(APIServer pid=70) ERROR 02-01 10:05:00 [async_llm.py:700] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.\n"
+
+
+def test_an_engine_that_dies_of_what_has_no_name_is_one_finding_that_points_to_the_line(follow):
+    follow.run(3, BEGIN + POOL + READY)
+    follow.run(1, FATAL)
+    follow.run(6, ODD + FOLLOWS)
+    (finding,) = follow.findings
+    assert (finding.id, finding.severity) == ("worker_died", "critical")
+    assert finding.cause.startswith("The engine ended. Why is not known here")
+    assert [each.line for each in finding.evidence] == [1 + (BEGIN + POOL + READY).count("\n")]
+    assert f"gpuwatch diagnose {follow.path}" in finding.advice[0].text
+    # The text of an exception may hold a prompt.
+    assert "something odd" not in repr(finding)
+    rows = follow.pipeline.querier.instant("sum(gpuwatch_log_causes_total)", follow.clock.now())
+    assert [value for _, value in rows.items()] == [1.0]
+
+
+def test_an_error_of_a_library_with_which_an_engine_ends_is_quoted(follow):
+    follow.run(3, BEGIN + POOL + READY)
+    error = "(EngineCore_DP0 pid=77) ERROR 02-01 10:05:00 [core.py:1100] RuntimeError: CUDA error: invalid argument\n"
+    follow.run(6, FATAL + error + FOLLOWS)
+    (finding,) = [each for each in follow.findings if each.id == "worker_died"]
+    assert "CUDA error: invalid argument" in finding.cause
+
+
+def test_a_start_that_fails_for_an_unknown_reason_is_told_until_one_succeeds(follow):
+    failed = "(EngineCore_DP0 pid=77) ERROR 02-01 10:00:20 [core.py:900] EngineCore failed to start.\n"
+    follow.run(3)
+    assert follow.run(6, BEGIN + failed + ODD).ids == ["worker_died"]
+    assert follow.findings[0].cause.startswith("The engine did not start.")
+    assert follow.run(5, BEGIN_AGAIN + POOL + READY).ids == []
+
+
+def test_an_engine_whose_death_has_a_cause_is_not_told_of_twice(follow):
+    follow.run(3, BEGIN + POOL + READY)
+    follow.run(1, FATAL)
+    follow.run(10, trace("execute_model", "forward", error=oom()) + "\n" + FOLLOWS)
+    assert follow.seen == {"prefill_activation_oom"}
+
+
+@pytest.mark.parametrize("version", ["0_10_2", "0_31_0"])
+def test_a_real_start_that_fails_for_a_known_reason_has_that_reason_alone(version, follow):
+    follow.run(3)
+    lines = (LOGS / f"vllm_{version}_too_long.log").read_text().splitlines(keepends=True)
+    for at in range(0, len(lines), 40):
+        follow.run(1, "".join(lines[at : at + 40]))
+    follow.run(8)
+    assert follow.seen == {"max_model_len_exceeds_kv"}
+
+
+def test_an_engine_that_was_asked_to_end_did_not_die(follow):
+    follow.run(3, BEGIN + POOL + READY)
+    asked = "INFO 02-01 10:05:00 [launcher.py:110] Shutting down FastAPI HTTP server.\n"
+    follow.run(10, asked + FATAL.replace("10:05:00", "10:05:02"))
+    assert follow.seen == set()
+
+
+def test_a_second_run_that_dies_is_told_of_again(follow):
+    follow.run(3, BEGIN + POOL + READY)
+    follow.run(6, FATAL + ODD)
+    assert follow.ids == ["worker_died"]
+    follow.run(5, BEGIN_AGAIN + POOL + READY)
+    assert follow.ids == []
+    assert follow.run(6, (FATAL + ODD).replace("10:05", "10:25")).ids == ["worker_died"]

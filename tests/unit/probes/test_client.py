@@ -111,6 +111,36 @@ def test_a_stream_without_a_last_event_is_complete_when_it_gave_a_reason():
     assert cut.error == "the stream broke off after 1 pieces"
 
 
+def test_pieces_without_text_before_the_first_text_are_no_tokens_unless_the_engine_counts_them():
+    empty, word = {"choices": [{"text": ""}]}, {"choices": [{"text": "a"}]}
+
+    def taken(*documents):
+        stream = Events()
+        for second, document in enumerate(documents):
+            stream.feed(events(document), float(second))
+        return stream.pieces
+
+    assert taken(empty, empty, word, empty) == [2.0, 3.0]
+    assert taken(empty, empty) == [0.0, 1.0]
+    assert taken(empty | {"usage": {"prompt_tokens": 4, "completion_tokens": 1}}, word) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("times", "held"),
+    [
+        ([2.0] * 16 + [2.05] * 16, True),  # nginx passes its buffer on in two pieces
+        ([2.0 + 0.0001 * n for n in range(32)], True),  # one by one, at 10,000 tokens a second
+        ([2.0 + 0.004 * n for n in range(32)], False),
+        ([2.0] * 7, False),
+    ],
+)
+def test_a_stream_that_was_held_back_has_no_times_of_the_server(times, held):
+    reply = Reply(ok=True, started=1.0, first_token=times[0], token_times=tuple(times), completion_tokens=len(times))
+    assert reply.buffered is held
+    assert (reply.ttft is None) is held
+    assert (reply.decode_rate is None) is (held or times[0] == times[-1])
+
+
 def test_a_line_without_end_is_given_up():
     read = Events()
     read.feed(b"data: " + b"x" * (LONGEST_LINE + 1), 0.0)
@@ -412,6 +442,42 @@ def test_different_seeds_give_different_prompts():
     words = Vocabulary(tuple(range(100, 200)))
     assert words.tokens(50, 1) != words.tokens(50, 2)
     assert filler(50, 1) != filler(50, 2)
+
+
+@pytest.mark.parametrize(("tokens", "measured"), [(360, True), (None, False)])
+def test_tokens_per_word_are_a_guess_only_where_the_server_never_counts(client, tokens, measured):
+    engine = Engine(takes_ids=False, mishap=lambda sent, number: None if measured else "silent")
+    with serving(engine) as url:
+        one = client(url)
+        one.look()
+        words = find(one)
+    assert (words.measured, words.guessed) == (measured, not measured)
+
+
+def test_a_count_that_comes_along_is_seen_where_the_one_at_the_end_is_not(client):
+    engine = Engine(takes_ids=False, counts_along=True, mishap=lambda sent, number: "endless")
+    with serving(engine) as url:
+        one = client(url)
+        one.look()
+        assert find(one).measured
+
+
+def test_a_server_that_refuses_a_few_words_as_well_is_refused_in_one_line(client):
+    page = (422, {"detail": [{"msg": "Extra inputs are not permitted"}]})
+    with serving(Engine(mishap=lambda sent, number: page)) as url:
+        one = client(url)
+        one.look()
+        with pytest.raises(ProbeError, match="refuses every completion: HTTP 422: Extra inputs") as failed:
+            find(one)
+    assert failed.value.code == 3
+
+
+def test_a_server_that_refuses_only_long_text_is_not_refused(client):
+    short = Engine(takes_ids=False, mishap=lambda sent, number: 400 if sent > 100 else None)
+    with serving(short) as url:
+        one = client(url)
+        one.look()
+        assert find(one).guessed
 
 
 def test_a_server_that_takes_text_only_has_no_ids():

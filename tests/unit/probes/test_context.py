@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -10,7 +11,8 @@ from gpuwatch.model import Fact, LogEvent
 from gpuwatch.probes import context
 from gpuwatch.probes.client import Client
 from gpuwatch.probes.context import BEYOND, OUTPUT, ContextOptions
-from gpuwatch.probes.run import GONE, Run
+from gpuwatch.probes.named_limit import requested
+from gpuwatch.probes.run import GONE, OUT_OF_TIME, Run
 from tests.unit.probes.engine import Engine, serving
 
 
@@ -130,7 +132,33 @@ def test_a_server_that_counts_nothing_is_not_judged():
     result = probed(Engine(mishap=lambda tokens, number: "silent"))
     assert outcomes(result)["full length"] == "not counted"
     assert not result.findings
-    assert "a cut cannot be seen" in " ".join(result.conclusion)
+    text = " ".join(result.conclusion)
+    assert "about 4,160 tokens (over the limit): accepted" in text
+    assert "so a cut cannot be seen, nor whether it was over the limit." in text
+    assert "all lengths are guesses" in text
+
+
+def test_a_request_that_the_end_of_the_probe_cut_off_is_no_answer_and_no_broken_stream():
+    engine = Engine(mishap=lambda tokens, number: "hang" if tokens > 1000 else None)
+    with running(engine) as run:
+        run.deadline = time.monotonic() + 0.5
+        result = context.probe(run, ContextOptions())
+    assert (result.complete, result.stopped_because) == (False, OUT_OF_TIME)
+    assert "broke off" not in str(result)
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [
+        ("However, you requested 4101 tokens (4069 in the messages, 32 in the completion).", 4101),
+        ("You requested a total of 4,101 tokens: 4069 tokens from the input messages and 32", 4101),
+        ("However, your request has 5000 input tokens. Please reduce the length", 5000),
+        ("The input (5000 tokens) is longer than the model's context length (4096 tokens).", 5000),
+        ("This model's maximum context length is 4096 tokens.", None),
+    ],
+)
+def test_the_size_of_a_request_is_read_from_its_refusal(words, tokens):
+    assert requested(f"HTTP 400: {words}") == tokens
 
 
 def test_a_stated_length_that_is_refused_is_said():

@@ -20,6 +20,7 @@ from gpuwatch.probes.ramp_advice import larger
 from gpuwatch.probes.ramp_verdict import findings
 from gpuwatch.probes.run import GONE, INTERRUPTED, OUT_OF_TIME, Run
 from gpuwatch.probes.stream import Events
+from gpuwatch.probes.vocabulary import Vocabulary
 from gpuwatch.probes.wave import _Hold, judge
 from tests.unit.probes.engine import Engine, serving
 
@@ -185,13 +186,43 @@ def test_an_answer_without_a_token_breaks_a_wave():
 
 def test_prompts_of_which_fewer_tokens_are_counted_than_were_sent_break_a_wave():
     short = reply(1.0, 3.0, prompt_tokens=999)
-    point = judge([short], 1000, Peaks(), preempted=0, pool=POOL, exact=True)
+    point = judge([short], 1000, Peaks(), preempted=0, pool=POOL, words=Vocabulary((7, 8)))
     assert (point.outcome, point.detail) == ("cut", "sent 1,000 tokens, the server counts 999")
     assert (point.prompt_tokens, point.counted_tokens) == (1000, 999)
     # Text is as long as its words usually are: a tenth less is no cut.
     assert judge([reply(1.0, 3.0, prompt_tokens=900)], 1000, Peaks(), preempted=0, pool=POOL).outcome == "ok"
     assert judge([reply(1.0, 3.0, prompt_tokens=899)], 1000, Peaks(), preempted=0, pool=POOL).outcome == "cut"
     assert judge([reply(1.0, 3.0, prompt_tokens=None)], 1000, Peaks(), preempted=0, pool=POOL).outcome == "ok"
+
+
+def test_a_length_that_is_a_guess_is_no_cut_and_gives_no_rate():
+    guess = Vocabulary((), 1.3, measured=False)
+    seen = judge([reply(1.0, 3.0, prompt_tokens=700)], 1000, Peaks(), preempted=0, pool=POOL, words=guess)
+    assert (seen.outcome, seen.prompt_tokens) == ("ok", 700)
+    blind = judge([reply(1.0, 3.0, prompt_tokens=None)], 1000, Peaks(), preempted=0, pool=POOL, words=guess)
+    assert (blind.outcome, blind.ttft, blind.prefill_rate) == ("ok", 1.0, None)
+
+
+def test_streams_that_were_held_back_break_nothing_and_have_no_times():
+    replies = [reply(at, at + 0.0001, pieces=32) for at in (1.0, 2.0)]
+    point = judge(replies, 1000, Peaks(), preempted=None, pool=None)
+    assert (point.outcome, point.buffered, point.broken) == ("ok", True, False)
+    assert (point.ttft, point.ttft_most, point.prefill_rate, point.decode_rate) == (None,) * 4
+    # but where the page shows that one waited, it did
+    waited = Peaks(running=1.0)
+    assert judge(replies, 1000, waited, preempted=0, pool=None).outcome == "queued"
+
+
+def test_a_refusal_that_names_a_longer_request_is_right_and_no_finding():
+    def refuse(tokens, number):
+        words = f"context length is 4096 tokens. However, you requested {4 * tokens} tokens (in the messages)"
+        return (400, {"error": {"message": words}}) if tokens > 1024 else None
+
+    result = probed(Engine(mishap=refuse), RampOptions(concurrencies=(1,), output=4, resolution=512))
+    assert not result.findings
+    text = " ".join(result.conclusion)
+    assert "it does not count all of them" in text
+    assert "figures give" not in text
 
 
 @pytest.mark.parametrize(("mishap", "outcome"), [("half", "cut"), ("nothing", "ignored")])

@@ -213,3 +213,25 @@ def test_every_query_of_the_catalogue_is_accepted():
     querier = LocalQuerier(Store())
     for query in CATALOGUE.values():
         assert len(querier.instant(query.expr("10s"), 0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "bound"),
+    [
+        (40.0, 40.0, 0.3),  # all 40 within the first bucket: its end is all that is known
+        (38.0, 40.0, 0.3),  # 38 of 40 are 95 %
+        (37.0, 40.0, None),
+        (0.0, 40.0, None),
+        (0.0, 0.0, None),
+    ],
+)
+def test_the_end_of_the_first_bucket_is_told_where_a_quantile_lies_in_it(first, second, bound):
+    store = Store()
+    keys = tuple(
+        series("gpuwatch_engine_queue_time_seconds_bucket", le=le, server="s") for le in ("0.3", "1.0", "+Inf")
+    )
+    for second_at in range(61):
+        values = [each * second_at for each in (first, second, second)]
+        store.append("t", second_at * 1000, keys, values)
+    found = LocalQuerier(store).instant(CATALOGUE["queue_p95_at_most"].template, 60_000)
+    assert dict(found.items()) == ({} if bound is None else {(("server", "s"),): pytest.approx(bound)})

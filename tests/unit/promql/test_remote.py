@@ -185,6 +185,15 @@ def test_a_partial_answer_is_an_error(server, querier):
         querier.instant("up", 1000)
 
 
+def test_a_partial_answer_can_be_had_with_the_reason(server, querier):
+    server.answer(VECTOR)
+    assert querier.instant_in_part("up", 1000)[1] == ""
+    server.answer(VECTOR, warnings=["remote read of store-2 failed"])
+    vector, missing = querier.instant_in_part("up", 1000)
+    assert len(vector) == 3
+    assert missing.endswith("the answer is not complete: remote read of store-2 failed")
+
+
 def test_a_remark_about_the_query_itself_is_no_error(server, querier):
     server.answer(VECTOR, warnings=["PromQL info: metric might not be a counter"], infos=["more"])
     assert len(querier.instant("up", 1000)) == 3

@@ -11,7 +11,8 @@ from unit.report.runs import START, record, run, steady, window
 from gpuwatch.cli import main
 from gpuwatch.cli.output import finding_json
 from gpuwatch.diagnosis.finding import Advice, Finding, NotEnough
-from gpuwatch.report import compare_report, html, markdown
+from gpuwatch.report import compare_json, compare_report, html, markdown
+from gpuwatch.report.data import EngineStart, Setting
 from gpuwatch.report.document import Text
 from gpuwatch.report.scaling import poor, scaling
 from gpuwatch.report.versus import busy, value_of, versus
@@ -72,7 +73,7 @@ def test_a_latency_that_rose_above_all_buckets_is_worse_and_named_first():
 
 
 def test_a_figure_above_all_buckets_is_a_text_in_json():
-    data = compare_report.as_json([run("a", seed=1), run("b", seed=2, ttft=9.0)], finding_json)
+    data = compare_json.as_json([run("a", seed=1), run("b", seed=2, ttft=9.0)], finding_json)
     figures = {each["name"]: each for each in data["comparisons"][0]["figures"]}
     known = figures["time to first token p95"]
     assert (known["value"], known["difference"], known["verdict"]) == ("+Inf", None, "worse")
@@ -91,6 +92,40 @@ def test_a_quantile_that_is_above_all_buckets_in_a_part_of_the_run_only_is_no_di
     pair = versus(run("a", seed=1), run("b", seed=2, ttft=often))
     known = row(pair, "time to first token p95")
     assert (value_of(known, 1), known.verdict) == (math.inf, "too short to say")
+
+
+def test_of_two_quantiles_in_the_first_bucket_no_difference_is_told_and_the_mean_stands_for_them():
+    pair = versus(run("a", seed=1, ttft=0.02), run("b", seed=2, ttft=0.08))
+    known = row(pair, "time to first token p95")
+    assert (known.comparison, known.verdict, known.at_most) == (None, "n/a", (True, True))
+    assert row(pair, "time to first token mean").verdict == "worse"
+    text = markdown.write(compare_report.build([pair.first, pair.second]))
+    assert "| time to first token p95 | ≤ 100 ms | ≤ 100 ms |" in text
+    assert "time to first token mean" in verdict(pair.first, pair.second).text
+
+
+def test_a_quantile_that_left_the_first_bucket_is_worse_without_an_invented_difference():
+    pair = versus(run("a", seed=1, ttft=0.05), run("b", seed=2, ttft=0.3))
+    known = row(pair, "time to first token p95")
+    assert (known.verdict, known.at_most) == ("worse", (True, False))
+    # of the second all lie between 0.1 and 0.5 s: 0.1 + 0.95 · 0.4
+    assert "≤ 100 ms → 480 ms" in verdict(pair.first, pair.second).text
+    data = compare_json.as_json([pair.first, pair.second], finding_json)
+    (figure,) = (item for item in data["comparisons"][0]["figures"] if item["name"] == "time to first token p95")
+    assert (figure["baseline"], figure["difference"]) == (None, None)
+    assert (figure["baseline_at_most"], figure["value"]) == pytest.approx((0.1, 0.48))
+
+
+def test_a_run_of_several_starts_is_not_held_against_another_without_a_word():
+    one, other = run("a", seed=1), run("b", seed=2)
+    starts = tuple(
+        EngineStart(START + at, (START + at, START + at + 1000), (Setting("--max-num-seqs", value),))
+        for at, value in ((0, "16"), (150_000, "2"))
+    )
+    two = replace(other, engines=(replace(other.engines[0], starts=starts),))
+    text = markdown.write(compare_report.build([one, two]))
+    assert "B: 127.0.0.1:8000 was started 2 times, with other flags (--max-num-seqs 16 → 2)" in text
+    assert "| --max-num-seqs | not given | 16 → 2 |" in text
 
 
 def test_a_difference_outside_of_the_leading_figures_is_not_passed_over():
@@ -293,7 +328,7 @@ def test_three_runs_are_held_against_the_first():
 
 def test_json_says_what_the_report_says():
     runs = [run("a", seed=1, tp=1), run("b", seed=2, tp=4, rate=104)]
-    data = json.loads(json.dumps(compare_report.as_json(runs, finding_json), allow_nan=False))
+    data = json.loads(json.dumps(compare_json.as_json(runs, finding_json), allow_nan=False))
     (pair,) = data["comparisons"]
     figures = {figure["name"]: figure for figure in pair["figures"]}
     assert (data["schema"], pair["baseline"], pair["run"]) == (1, "A", "B")

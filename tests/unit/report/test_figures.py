@@ -6,7 +6,7 @@ import pytest
 from unit.report.runs import START, window
 
 from gpuwatch.report.data import Histogram, Window
-from gpuwatch.report.figures import added_seconds, for_plot, levels, mean, merged, quantile, rate
+from gpuwatch.report.figures import added_seconds, at_most, for_plot, levels, mean, merged, quantile, rate, told
 
 INF = math.inf
 
@@ -24,6 +24,22 @@ INF = math.inf
 )
 def test_a_quantile_is_that_of_prometheus(share, bounds, counts, value):
     assert quantile(share, Histogram(bounds, counts)) == value
+
+
+@pytest.mark.parametrize(
+    ("share", "counts", "bound"),
+    [
+        (0.95, (40, 40, 40), 0.3),  # all in the first bucket: it says no more than its end
+        (0.95, (38, 40, 40), 0.3),  # 38 of 40 are 95 %
+        (0.95, (37, 40, 40), None),
+        (0.5, (0, 0, 0), None),
+    ],
+)
+def test_a_quantile_in_the_first_bucket_is_known_to_be_no_higher_than_its_end(share, counts, bound):
+    histogram = Histogram((0.3, 0.5, INF), counts)
+    assert at_most(share, histogram) == bound
+    assert (told(share, histogram) is None) == (bound is not None or not counts[-1])
+    assert at_most(share, Histogram((INF,), (4,))) is None
 
 
 def test_a_mean_of_nothing_is_unknown():

@@ -15,7 +15,7 @@ from unit.report.runs import GIB, START, page, record, run, steady, window
 from gpuwatch.cli import main
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding, NotEnough
 from gpuwatch.report import html, markdown, probes, run_report, svg
-from gpuwatch.report.data import Curve, EngineRun, GpuRun, RunData, Setting
+from gpuwatch.report.data import Curve, EngineRun, EngineStart, GpuRun, RunData, Setting
 from gpuwatch.report.document import Document, Figure, Heading, Items, Lines, Table, Text
 from gpuwatch.report.probes import ProbeData, ProbeFileError, read
 from gpuwatch.report.run_report import verdict
@@ -284,6 +284,86 @@ def test_findings_of_probes_count_in_the_verdict_and_their_advice_is_read():
     (worst,) = {finding.severity for finding in known.findings if finding.severity == "critical"} or {"warning"}
     assert ("found by probe" in verdict(known, (probed(),)).text) == (worst == "warning")
     assert verdict(quiet, (probed(findings=[]),)).tone == "good"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"facts": [{"name": "verdict", "value": "fails", "unit": ""}], "conclusion": ["The model fails: 0 of 56."]},
+            "Probe ramp: The model fails: 0 of 56.",
+        ),
+        (
+            {
+                "facts": [{"name": "broke_how_at_1", "value": "failed", "unit": ""}],
+                "conclusion": ["The server failed."],
+            },
+            "Probe ramp: The server failed.",
+        ),
+        ({"facts": [], "stopped_because": "the server is gone"}, "Probe ramp ended early: the server is gone."),
+        ({"facts": [{"name": "verdict", "value": "passes", "unit": ""}]}, ""),
+        ({"facts": [{"name": "broke_how_at_3", "value": "queued", "unit": ""}]}, ""),
+    ],
+)
+def test_what_a_probe_says_against_the_model_is_in_a_verdict_that_finds_nothing_else(changes, words):
+    text = verdict(full(findings=()), (probed(findings=[], **changes),))
+    assert text.tone == ("warning" if words else "good")
+    assert ("in the recording" in text.text, words in text.text) == (bool(words), True)
+
+
+def test_a_finding_that_began_while_a_probe_ran_is_named_and_its_advice_comes_last():
+    found = replace(STORM, severity="info", since=START + 20_000)
+    inside = probed(started=START / 1000 + 10, seconds=15.0)
+    text = markdown.write(run_report.build(full(findings=(found,)), (inside,)))
+    assert "begun while probe ramp ran: its requests may be the cause" in text
+    items = [line for line in text.splitlines() if line[:2] in ("1.", "2.")]
+    assert "accept less (probe ramp)" in items[0]
+    assert "begun while probe ramp ran" in items[1]
+    for outside in ({"seconds": 9.0}, {}):
+        data = probed(started=START / 1000 + 10, **outside)
+        assert "begun while" not in markdown.write(run_report.build(full(findings=(found,)), (data,)))
+
+
+def test_latencies_within_the_first_bucket_are_bounds_with_a_mean_and_are_not_plotted():
+    data = run("quick", seed=1, ttft=0.025)
+    text = markdown.write(run_report.build(data))
+    assert "| time to first token | p50 ≤ 100 ms, p95 ≤ 100 ms, p99 ≤ 100 ms, mean 25 ms (240 observed) |" in text
+    figures = [block for block in run_report.build(data).blocks if isinstance(block, Figure)]
+    (plotted,) = (block for block in figures if block.caption == "Time to first token")
+    assert [label for label, _ in plotted.text] == ["mean"]
+    assert "| ≤ 100 ms | ≤ 100 ms |" in next(line for line in text.splitlines() if line.startswith("| 5-8 |"))
+
+
+def test_each_start_of_an_engine_is_listed_with_its_flags_and_the_time_in_which_it_answered():
+    base = full()
+    starts = (
+        EngineStart(START, (START + 2000, START + 60_000), (Setting("--max-num-seqs", "16"),)),
+        EngineStart(START + 80_000, None, (Setting("--max-num-seqs", "2"), Setting("--enforce-eager", ""))),
+    )
+    text = markdown.write(run_report.build(replace(base, engines=(replace(base.engines[0], starts=starts),))))
+    assert "| start 1 | answered from 0:02 to 1:00: --max-num-seqs 16 |" in text
+    assert "| start 2 | from 1:20, never answered: --max-num-seqs 2 --enforce-eager |" in text
+    assert (
+        "was started 2 times, with other flags (--max-num-seqs 16 → 2; --enforce-eager not given → given): it "
+        "answered in one of them only." in text
+    )
+
+
+def test_what_was_judged_before_the_end_is_told_apart_from_what_never_was():
+    data = replace(full(), not_at_end=(NotEnough("queue_growth", "does not answer"),))
+    text = markdown.write(run_report.build(data))
+    assert "| tp\\_straggler | a second GPU |" in text
+    assert "Judged before, and not at the end any more (does not answer): queue\\_growth." in text
+    assert "| queue\\_growth" not in text
+
+
+def test_ticks_of_an_axis_are_written_in_full():
+    assert [svg.tick_text(value, "tokens/s", 20_000) for value in (0, 2500, 12_500, 20_000)] == [
+        "0",
+        "2,500",
+        "12,500",
+        "20,000",
+    ]
 
 
 def test_figures_that_a_ramp_made_itself_are_named_where_it_ran_in_the_recording():

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 from unit.pipeline import scenario
-from unit.report.runs import GIB, LAUNCH, START, card, page, record, steady
+from unit.report.runs import GIB, LAUNCH, SERVER, START, card, page, record, steady
 
 from gpuwatch.alerts.rulefile import load, shipped_paths
-from gpuwatch.diagnosis.finding import Finding
-from gpuwatch.model import Batch, Reason, series
+from gpuwatch.diagnosis.finding import Finding, NotEnough
+from gpuwatch.model import Batch, Fact, Reason, series
 from gpuwatch.pipeline.run_data import Collector, collect
 from gpuwatch.pipeline.run_windows import MOST_POINTS, MOST_WINDOWS, EngineBook, Points, rows_of
+from gpuwatch.pipeline.unjudged import Unjudged
 from gpuwatch.recording import Header, Tick
 from gpuwatch.report.figures import added_seconds, for_plot
 from gpuwatch.report.load import marks_of
@@ -218,6 +219,78 @@ def test_a_recording_becomes_a_run(tmp_path, rules):
     assert flags["version"].source == "vllm.log:21"
 
 
+def told(second, target, *facts):
+    """A batch of facts (key, value, source, line) about the engine."""
+    made = (Fact(key, value, source, line, server=SERVER) for key, value, source, line in facts)
+    return Batch(target, START + 1000 * second, facts=tuple(made))
+
+
+def launch(second, process, seqs):
+    return told(second, f"launch:{SERVER}", ("flag.max-num-seqs", seqs, f"command line of process {process}", None))
+
+
+def log(second, name, seqs, line=4):
+    facts = (("started", "banner", name, line), ("flag.max-num-seqs", seqs, name, line + 4))
+    return told(second, f"log:{name}", *facts)
+
+
+def gone(second):
+    return Batch(f"engine:{SERVER}", START + 1000 * second, up=False, reason=Reason.UNREACHABLE)
+
+
+def again(second, tokens=0):
+    """The page after a restart."""
+    fact = Fact("engine_restarted", "process_start_time_seconds changed", "page", server=SERVER)
+    return replace(page(second, tokens=tokens), facts=(fact,))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        lambda at: (launch(at, 8, 2), log(at + 1, "b.log", 2), again(at + 3)),
+        lambda at: (launch(at, 8, 2), again(at + 3)),
+        lambda at: (log(at, "b.log", 2), launch(at + 1, 8, 2), again(at + 3)),
+        lambda at: (log(at, "a.log", 2, line=90), again(at + 3)),
+        lambda at: (log(at, "b.log", 2), again(at + 3)),
+    ],
+)
+def test_a_second_start_counts_once_however_it_shows_and_has_its_own_flags(tmp_path, rules, second):
+    first = [(0, [launch(0, 7, 16), log(0, "a.log", 16), page(0)]), *((n, [page(n, tokens=n)]) for n in (1, 2, 3))]
+    later = [(round((batch.time - START) / 1000), [batch]) for batch in second(5)]
+    path = record(tmp_path / "a.rec", [*first, (4, [gone(4)]), *later, (9, [page(9, tokens=8)])])
+    (engine,) = collect(path, rules).engines
+    assert [(start.begun - START, start.served) for start in engine.starts] == [
+        (0, (START, START + 3000)),
+        (5000, (START + 8000, START + 9000)),
+    ]
+    flags = [{item.name: item.value for item in start.flags} for start in engine.starts]
+    assert [known["--max-num-seqs"] for known in flags] == ["16", "2"]
+
+
+def test_a_start_that_never_answers_has_nothing_of_the_one_before(tmp_path, rules):
+    pool = told(1, "log:a.log", ("kv.tokens", 25_600, "a.log", 44))
+    ticks = [(0, [launch(0, 7, 16), log(0, "a.log", 16), page(0)]), (1, [pool, page(1, tokens=1)]), (2, [gone(2)])]
+    data = collect(record(tmp_path / "a.rec", [*ticks, (3, [launch(3, 8, 2)]), (4, [log(4, "b.log", 2)])]), rules)
+    (engine,) = data.engines
+    assert engine.starts[1].served is None
+    assert "kv.tokens" not in {item.name for item in engine.settings}
+
+
+def test_one_start_is_no_list_of_starts_though_two_logs_tell_of_it(tmp_path, rules):
+    ticks = [(0, [page(0), launch(0, 7, 16)]), (1, [page(1), log(1, "a.log", 16)]), (2, [page(2), log(2, "b.log", 16)])]
+    (engine,) = collect(record(tmp_path / "a.rec", [*ticks, (3, [launch(3, 7, 16), page(3)])]), rules).engines
+    assert engine.starts == ()
+
+
+def test_what_was_judged_at_any_tick_is_not_among_what_never_was():
+    unjudged = Unjudged()
+    down, cards = NotEnough("queue_growth", "does not answer", {"server": "a"}), NotEnough("gpu_lost", "no GPU is seen")
+    broken = NotEnough("my_rule", "the rule fails: no such series")
+    for missing in ((down, cards), (cards,), (down, cards, broken)):
+        unjudged.saw(missing)
+    assert (unjudged.throughout, unjudged.at_end) == ((cards, broken), (down,))
+
+
 def test_keys_given_as_flags_are_cut_out(tmp_path, rules):
     data = collect(record(tmp_path / "a.rec", steady(3)), rules)
     assert "verysecret" not in repr(data)
@@ -332,7 +405,7 @@ def test_a_finding_that_comes_and_goes_is_there_in_episodes():
     ):
         collector.take(Tick(START + 1000 * second, ()))
         collector.found(START + 1000 * second, findings)
-    data = collector.result("a", "", (), ())
+    data = collector.result("a", "", Unjudged(), ())
     (known,) = data.findings
     assert (known.state, known.since) == ("firing", START + 2000)
     assert [(a - START, None if b is None else b - START) for a, b in data.times_of(known)] == [

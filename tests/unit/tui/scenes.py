@@ -409,6 +409,36 @@ def several_engines(time=START + 60_000, number=3, **more):
     return snapshot(scene, time, **more)
 
 
+def many_findings(time=START + 60_000, number=9, **more):
+    """Eight GPUs, one of them with two MIG devices, five engines, five sources that are down, many findings."""
+    scene = Scene()
+    for index in range(8):
+        scene.gpu(index)
+    for slot in range(2):
+        labels = {**gpu_labels(5), "gpu": f"5:{slot}", "uuid": f"MIG-{slot}"}
+        scene.add("gpu_info", 1, **labels, name="NVIDIA H100 80GB HBM3 MIG 3g.40gb")
+        scene.add("gpu_memory_total", 39.2 * GIB, **labels)
+        scene.add("gpu_memory_used", 20 * GIB, **labels)
+    for i in range(5):
+        server = f"127.0.0.1:{8000 + i}"
+        scene.server(server, tensor_parallel_size=1)
+        for dp in range(2 if i == 0 else 1):
+            scene.rank(server, model=f"model-{i}", dp=str(dp) if i == 0 else "", **STORM_RANK)
+        scene.on_gpu(i, server, held=60)
+    first, *_, last = storm_findings()
+    more.setdefault("findings", (first, *(
+        replace(last, id=f"finding_{i}", labels={"host": HOST, "uuid": uuid(i % 8), "gpu": str(i % 8)})
+        for i in range(1, number)
+    )))  # fmt: skip
+    down = tuple(
+        SourceState(
+            "engine", f"engine:127.0.0.1:{9000 + i}", up=False, reason="timeout", server=f"127.0.0.1:{9000 + i}"
+        )
+        for i in range(5)
+    )
+    return snapshot(scene, time, sources=(*sources(), *down), **more)
+
+
 def sixteen(time=START + 60_000, **more):
     scene = Scene()
     for index in range(16):
@@ -544,6 +574,7 @@ SCENES = {
     "two_ranks": two_ranks,
     "several_engines": several_engines,
     "sixteen": sixteen,
+    "many_findings": many_findings,
     "troubled": troubled,
     "silent_engine": silent_engine,
     "empty": empty,

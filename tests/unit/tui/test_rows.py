@@ -19,6 +19,7 @@ from gpuwatch.tui.draw import rules as draw_rules
 from gpuwatch.tui.history import History
 from gpuwatch.tui.text import line_width, plain
 from gpuwatch.tui.view.build import build
+from gpuwatch.tui.view.engines import Rank
 from gpuwatch.tui.view.findings import as_text, findings
 from gpuwatch.tui.view.gpus import nvml_problem, short_name
 from gpuwatch.tui.view.logs import filtered
@@ -523,3 +524,13 @@ def test_what_the_selected_gpu_does_not_tell_has_one_sign_in_the_legend():
     assert "weights n/a" in line
     assert "free n/a" in line
     assert " -" not in line
+
+
+def test_a_latency_in_the_first_bucket_is_shown_as_no_higher_than_its_end():
+    key = ("node", "127.0.0.1:8000", "vllm", "tiny", "0")
+    rank = Rank(key, "tiny", "0", {"queue_p95": 0.285, "queue_p95_at_most": 0.3, "ttft_p95": 0.19})
+    assert (rank.latency("queue_p95"), rank.latency("ttft_p95"), rank.latency("itl_p50")) == (
+        "≤300 ms",
+        "190 ms",
+        "n/a",
+    )

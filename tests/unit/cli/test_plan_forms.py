@@ -1,0 +1,134 @@
+"""Launch commands as shells, images, compose files and Kubernetes hold them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from gpuwatch.cli import UsageError, main
+from gpuwatch.cli.plan_command import read_launch
+
+MODEL = "Qwen/Qwen3-8B"
+
+
+def planned(capsys, command, *arguments):
+    code = main(["plan", *arguments, "--gpu-memory", "80", "--json", "--from-command", command])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("image", "rest", "version"),
+    [
+        ("lmsysorg/sglang:v0.5.3-cu126", "python3 -m sglang.launch_server --model-path x", "0.5.3"),
+        ("lmsysorg/sglang:v0.5.3rc0", "sglang serve x", "0.5.3"),
+        ("lmsysorg/sglang:latest", "sglang serve x", ""),
+        ("vllm/vllm-openai:v0.10.2", "--model x", "0.10.2"),
+        ("registry:5000/team/vllm-openai:0.11.0-x86_64", "--model x", "0.11.0"),
+        ("vllm/vllm-openai@sha256:0a1b", "--model x", ""),
+        ("rocm/vllm:rocm6.4_vllm_0.10.1", "vllm serve x", "0.10.1"),
+        ("nvcr.io/nvidia/vllm:25.09-py3", "vllm serve x", ""),
+        ("lmcache/vllm-openai:v0.3.9", "--model x", ""),
+        ("lmsysorg/sglang:v0.5.3", "vllm serve x", ""),
+    ],
+)
+def test_the_name_of_an_image_says_the_version_of_the_engine_that_it_is_called_after(image, rest, version):
+    assert read_launch(f"docker run --gpus all {image} {rest}").image == version
+
+
+def test_flags_of_an_sglang_image_are_those_of_its_version(capsys):
+    start = "docker run lmsysorg/sglang:{} sglang serve Qwen/Qwen3-8B --cuda-graph-max-bs{} 16"
+    command = start.format("v0.5.3", "")
+    _, plan = planned(capsys, command)
+    assert (plan["flags"], plan["command"]) == ([], command)
+    assert planned(capsys, start.format("v0.5.3", "-decode"))[1]["command"] == command
+    later = start.format("v0.5.23", "-decode")
+    assert planned(capsys, later)[1]["command"] == later
+
+
+def test_sglang_serve_takes_its_model_bare(capsys):
+    code, plan = planned(capsys, f"sglang serve {MODEL} --tp 2")
+    assert (code, plan["models"][0]["name"], plan["models"][0]["tp"], plan["flags"]) == (0, MODEL, 2, [])
+
+
+@pytest.mark.parametrize("bare", ["", "Qwen/Qwen3-32B "])
+def test_the_launcher_of_sglang_is_told_its_model_by_a_flag(capsys, bare):
+    start = "python -m sglang.launch_server"
+    code, plan = planned(capsys, f"{start} {bare}--context-length 1000000", *([] if bare else ["Qwen/Qwen3-32B"]))
+    assert [fault["flag"] for fault in plan["flags"]] == ["--model-path", "--context-length"]
+    assert plan["command"] == f"{start} --context-length 40960 --model-path Qwen/Qwen3-32B"
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("docker run --entrypoint vllm vllm/vllm-openai:v0.11.0 serve x -tp 2", ("x", "-tp", "2")),
+        ("docker run --entrypoint=vllm --gpus all img serve x", ("x",)),
+        ("docker run --entrypoint python3 img -m vllm.entrypoints.openai.api_server --model x", ("--model", "x")),
+        ("docker run --entrypoint bash vllm/vllm-openai:v0.11.0 -c 'cd /srv && vllm serve x'", ("x",)),
+        ("docker run --entrypoint '' img vllm serve x", ("x",)),
+        ('bash -c "vllm serve x -tp 2"', ("x", "-tp", "2")),
+        ("ssh host 'nohup vllm serve x > log'", ("x",)),
+        ("ssh host 'docker run vllm/vllm-openai:v0.11.0 --model x'", ("--model", "x")),
+        ("docker run vllm/vllm-openai:v1 --model x --a 'vllm serve y'", ("--model", "x", "--a", "vllm serve y")),
+        ("kubectl exec pod -- sh -lc 'exec vllm serve x'", ("x",)),
+        ('["vllm", "serve", "x", "--served-model-name", "a b"]', ("x", "--served-model-name", "a b")),
+        ('command: ["sh", "-c", "vllm serve x"]', ("x",)),
+        ("command: >\n  vllm serve x\n  -tp 2\n", ("x", "-tp", "2")),
+        ("args: |\n  vllm serve x", ("x",)),
+        ('command:\n  - vllm\n  - serve\n  - "x"\n  - --dtype=half', ("x", "--dtype=half")),
+    ],
+)  # fmt: skip
+def test_an_engine_is_found_however_it_is_started(text, arguments):
+    assert read_launch(text).command.arguments == arguments
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "docker run --entrypoint nvidia-smi vllm/vllm-openai:v0.11.0 serve x",
+        "command: >\n  --model x --tensor-parallel-size 2",
+        'bash -c "echo vllm"',
+        "[1, 2]",
+    ],
+)
+def test_what_starts_no_engine_is_said_to(text):
+    with pytest.raises(UsageError, match="has no engine in it"):
+        read_launch(text)
+
+
+def test_a_line_within_quotes_is_repaired_within_them(capsys):
+    line = "cd /srv && VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve Qwen/Qwen3-8B --max-model-len 65536{} --api-key {}"
+    image = "docker run -e HF_TOKEN={} --entrypoint bash vllm/vllm-openai:v0.11.0 -c {}"
+    _, plan = planned(capsys, image.format("hf_abcdefgh", shlex.quote(line.format(" --swap-space 4", "s3cret"))))
+    words = shlex.split(plan["command"])
+    assert words[:-1] == shlex.split(image.format("<redacted>", ""))
+    assert shlex.split(words[-1]) == shlex.split(line.format("", "'<redacted>'"))
+    assert plan["serves"]
+
+
+def test_a_line_within_a_line_keeps_both():
+    line = shlex.join(["ssh", "host", shlex.join(["bash", "-c", "vllm serve x -tp 2 2>&1 | tee log"])])
+    assert read_launch(line).repaired(()) == line
+
+
+@pytest.mark.parametrize(
+    ("version", "command", "repaired"),
+    [
+        ("0.9.2", "vllm serve {} --kv-cache-memory-bytes 20G", "vllm serve {}"),
+        ("0.9.2", "vllm serve {} --max-cudagraph-capture-size 64", "vllm serve {}"),
+        ("0.32.0", "vllm serve {} --max-num-partial-prefills 4", "vllm serve {}"),
+        ("0.32.0", "vllm serve {} --chunked-prefill-size -1", "vllm serve {}"),
+        ("0.32.0", "vllm serve {} --chunked-prefill-size 4096", "vllm serve {} --max-num-batched-tokens 4096"),
+        ("0.32.0", "vllm serve {} --tp 2", "vllm serve {} --tensor-parallel-size 2"),
+        ("0.5.23", "sglang serve {} --max-model-len auto", "sglang serve {}"),
+        ("0.5.23", "sglang serve {} --max-model-len 4096", "sglang serve {} --context-length 4096"),
+    ],
+)
+def test_a_value_that_the_other_flag_does_not_take_is_not_carried_over(capsys, version, command, repaired):
+    code, plan = planned(capsys, command.format(MODEL), "--engine-version", version)
+    assert (code, plan["command"]) == (0, repaired.format(MODEL))
+    (fault,) = plan["flags"]
+    assert ("cannot be carried over" in fault["problem"]) == (fault["replacement"] is None)
