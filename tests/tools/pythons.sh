@@ -27,7 +27,7 @@ for version in "$@"; do
   [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
   "$venv/bin/pip" install -q --disable-pip-version-check -e "$root[dev]"
   echo "== Python $version: $("$venv/bin/python" --version)"
-  (cd "$root" && bash tests/tools/pytest_twice.sh "$venv/bin/python" "$venv/pytest" tests/unit -n 3) ||
+  (cd "$root" && bash tests/tools/pytest_twice.sh "$venv/bin/python" "$venv/pytest" tests/unit -n 4) ||
     failed+=("$version")
 done
 if [ ${#failed[@]} -gt 0 ]; then
