@@ -50,7 +50,7 @@ class Rows:
 class Moved(NamedTuple):
     """When a series of some name last had another value, ended or came back, and when one last began, if ever.
 
-    Both in milliseconds: the time of the sample of those that was written last.
+    Both in milliseconds: the latest time of such a sample.
     """
 
     changed: int | None
@@ -133,7 +133,7 @@ class Store:
             self._arrange(block, keys, time)
         for moved, names in zip(self._moved, block.write(time, values), strict=True):
             for name in names:
-                moved[name] = time
+                moved[name] = max(time, moved.get(name, time))
         self.version += 1
         self._sweep(time)
 
@@ -146,7 +146,8 @@ class Store:
         if newest is not None and newest >= time:
             self._forget(block)
         block.end(time)
-        self._moved[0].update(dict.fromkeys(map(name_of, block.rows), time))
+        changed = self._moved[0]
+        changed.update((name, max(time, changed.get(name, time))) for name in set(map(name_of, block.rows)))
         self.version += 1
         self._sweep(time)
 

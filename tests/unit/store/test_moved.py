@@ -49,7 +49,16 @@ def test_an_end_and_a_return_are_changes():
 
 def test_columns_that_are_taken_back_count_as_changed():
     store = written((1000, (A,), [1]), (2000, (A,), [2]), (1500, (A,), [1]))
-    assert store.moved("a_total").changed == 1500
+    assert store.moved("a_total").changed == 2000  # the later change of the two: columns were seen that are gone
+
+
+def test_a_sample_that_comes_late_does_not_hide_a_newer_change_of_another_target():
+    store, other = Store(), series("a_total", of="other")
+    for time, value in ((1000, 1.0), (2000, 2.0)):
+        store.append("target", time, (A,), [value])
+    for time, value in ((500, 1.0), (1500, 2.0)):
+        store.append("slow", time, (other,), [value])
+    assert store.moved("a_total") == (2000, 1000)
 
 
 def test_a_caller_may_use_its_array_again():
