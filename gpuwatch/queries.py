@@ -171,6 +171,14 @@ QUERIES: dict[str, Query] = {
 _ON_ENGINE = "* on (host, uuid) group_right () @gpu_engine"
 """Spreads a figure of a GPU over the engines that use it, and gives it their address."""
 
+
+def _of_cards(metric: str) -> str:
+    """Return the sum of a figure over the cards of a machine; of a card that does not tell it, over its MIG devices."""
+    cards, parts = f'@{metric}{{gpu!~".+:.+"}}', f'@{metric}{{gpu=~".+:.+"}}'
+    of_card = 'label_replace({}, "card", "$1", "gpu", "([^:]+).*")'
+    return f"sum by (host) ({cards} or ({of_card.format(parts)} unless on (host, card) {of_card.format(cards)}))"
+
+
 # A card is counted once: its MIG devices, with a colon in the label gpu, only where the card itself is not told.
 _BOARD = f"""
 fleet_hosts             | count   | count(count by (host) (@build_info)) | machines that gpuwatch watches
@@ -188,8 +196,8 @@ findings                | none    | 3 * @finding_info{{severity="critical"}} or 
 alerts                  | none    | max without (alertstate) (4 * ALERTS{{alertname=~"Gpuwatch.*", alertstate="firing", severity="critical"}} or 3 * ALERTS{{alertname=~"Gpuwatch.*", alertstate="firing", severity="warning"}} or 2 * ALERTS{{alertname=~"Gpuwatch.*", alertstate="firing", severity="info"}} or ALERTS{{alertname=~"Gpuwatch.*", alertstate="pending"}}) | alerts of the shipped rules in Prometheus: 1 pending, 2 to 4 firing, by severity
 alerts_firing           | count   | count by (severity) (ALERTS{{alertname=~"Gpuwatch.*", alertstate="firing"}}) | firing alerts by severity
 host_gpus               | count   | count by (host) (@gpu_info{{gpu!~".+:.+"}}) or count by (host) (@gpu_info) | GPUs of a machine
-host_gpu_memory_used    | bytes   | sum by (host) (@gpu_memory_used_bytes{{gpu!~".+:.+"}}) or sum by (host) (@gpu_memory_used_bytes) | memory in use on all GPUs of a machine
-host_gpu_memory_total   | bytes   | sum by (host) (@gpu_memory_total_bytes{{gpu!~".+:.+"}}) or sum by (host) (@gpu_memory_total_bytes) | memory of all GPUs of a machine
+host_gpu_memory_used    | bytes   | {_of_cards("gpu_memory_used_bytes")} | memory in use on all GPUs of a machine
+host_gpu_memory_total   | bytes   | {_of_cards("gpu_memory_total_bytes")} | memory of all GPUs of a machine
 host_least_headroom     | ratio   | min by (host) ((@gpu_memory_free_bytes + @gpu_memory_used_bytes - @gpu_memory_peak_bytes) / (@gpu_memory_total_bytes > 0)) | part of the memory that the fullest GPU of a machine had left at its peak of the last minute
 host_busiest_gpu        | ratio   | max by (host) (@gpu_busy_ratio)   | share of time a kernel ran on the busiest GPU of a machine
 host_idlest_gpu         | ratio   | min by (host) (@gpu_busy_ratio)   | share of time a kernel ran on the idlest GPU of a machine

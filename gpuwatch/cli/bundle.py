@@ -281,8 +281,10 @@ class Bundle:
 
     def _probe(self, path: str, probe: ProbeData) -> None:
         """Write the result of a probe with other names; it holds no prompt and no answer."""
-        server = probe.data.get("server")
-        host = urlsplit(str(server.get("url"))).hostname if isinstance(server, dict) else None
+        server, host = probe.data.get("server"), None
+        if isinstance(server, dict):
+            with suppress(ValueError):
+                host = urlsplit(str(server.get("url"))).hostname
         if host:
             self.hidden.host(host)
         content = json.dumps(self._everywhere(probe.data), indent=1, ensure_ascii=False)

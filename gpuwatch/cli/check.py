@@ -185,7 +185,8 @@ def _named(config: Config) -> frozenset[tuple[str, str]]:
     from gpuwatch.pipeline.collect import engine_target  # noqa: PLC0415  # --help does not need it
 
     engines = (("engine", engine_target(engine).server) for engine in config.engines)
-    return frozenset((*engines, *(("log", item.source) for item in config.logs)))
+    logs = (*(engine.log for engine in config.engines), *(item.source for item in config.logs))
+    return frozenset((*engines, *(("log", "stdin" if spec == "-" else spec) for spec in logs if spec)))
 
 
 def _unanswered(seen: Seen) -> list[str]:
@@ -246,8 +247,8 @@ def _report(args: argparse.Namespace, seen: Seen, problems: list[str], why: str 
         output.print_findings(findings, not_enough, args.verbose)
         if not judged:
             print(clean(f"nothing was judged: {why or 'no GPU, engine or log answered'}"))
-        elif unanswered:
-            print(clean("\n".join(unanswered)))
+        for text in unanswered if judged else ():
+            print(clean(text))
     return NOTHING if code == FINE and unanswered else code
 
 

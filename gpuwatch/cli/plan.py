@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 NAME = "plan"
 _SCALES = {"M": 1e6, "B": 1e9, "T": 1e12}
+MOST_COUNTED = 1e15
+"""No number that is asked for is larger."""
 HELP = "say what a model takes on each GPU, what fits, and which change buys what"
 
 
@@ -27,7 +29,7 @@ def count(text: str) -> int:
     if found is not None:
         return found
     value = float(text)
-    if not value.is_integer():
+    if not value.is_integer() or abs(value) > MOST_COUNTED:
         raise ValueError(text)
     return int(value)
 

@@ -16,7 +16,7 @@ from gpuwatch.ledger.beside import adapters_of, draft_of, exchanges_by_deepep, l
 from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.command import repaired
 from gpuwatch.ledger.command_values import KV_TYPES, KV_TYPES_SHOWN, LONGEST
-from gpuwatch.ledger.defaults import NEWEST, kv_type_followed, with_defaults
+from gpuwatch.ledger.defaults import NEWEST, V1_SINCE, kv_type_followed, with_defaults
 from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.files import load
 from gpuwatch.ledger.kv import layout
@@ -77,7 +77,11 @@ def read(args: argparse.Namespace) -> Asked:
     names = list(args.models) or ([command.model] if command is not None and command.model else [])
     if not names:
         raise UsageError("no MODEL; give a folder, a config.json, a known name, or --from-command with a model in it")
-    assumed = [] if named else [f"{kind} {show_version(version)} assumed (--engine-version)"]
+    assumed = (
+        []
+        if args.engine_version
+        else [f"{kind} {show_version(version)} {'by the name of its image' if tag else 'assumed'} (--engine-version)"]
+    )
     if version > NEWEST[kind]:
         newest = f"{kind} {show_version(NEWEST[kind])}"
         assumed.append(f"{kind} {show_version(version)} is not known: computed as {newest}, the newest that is")
@@ -93,7 +97,8 @@ def read(args: argparse.Namespace) -> Asked:
         if draft is not None:
             engine = _drafting(engine, *draft)
         if launch is not None:
-            engine = engine.with_deployment(longer_allowed=launch.longer_allowed)
+            asked = True if launch.asks_for_v1 and version < V1_SINCE else engine.deployment.chunked
+            engine = engine.with_deployment(longer_allowed=launch.longer_allowed, chunked=asked)
         engines.append(engine)
         assumed += notes
         gpus = max(gpus, count)
@@ -268,6 +273,7 @@ def _engine(
         speculation=speculation(flags) if kind == "sglang" else "",
         deepep=exchanges_by_deepep(flags),
         multimodal=flags.get("enable-multimodal") is True,
+        paged_steps=flags.get("chunked-prefill-size") != -1 and flags.get("disaggregation-mode") != "decode",
     )
     fraction = args.utilization or (command.fraction if command is not None else None)
     filled = with_defaults(
@@ -276,6 +282,7 @@ def _engine(
         chunk=args.chunk or told.get("chunk"),
         sequences=args.max_num_seqs or told.get("max_num_seqs"),
         fraction=fraction,
+        doubled=flags.get("performance-mode") == "throughput",
     )
     layout(model, filled.kv_settings)  # says at once when the model keeps nothing
     return Engine(model, filled, parameters=args.params, weights_bytes=args.weights_bytes), gpus

@@ -7,9 +7,12 @@ import json
 import re
 import shlex
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from gpuwatch.cli import UsageError
+from gpuwatch.cli.plan_image import image_version
+from gpuwatch.cli.plan_yaml import from_yaml
 from gpuwatch.engines.flag_secrets import shown_text, shown_words
 from gpuwatch.ledger.command import in_full_words, read_command, repaired
 from gpuwatch.ledger.command_values import check_values
@@ -28,20 +31,18 @@ _SPACE = re.compile(r"(?:\s|\\\n)+")
 _ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
 _VLLM_IMAGE = re.compile(r"(?:^|/)vllm-openai(?:-\w+)*(?:[:@]|$)")
 """The image whose entry point is the engine: what follows its name are the engine's arguments."""
-_IMAGE = re.compile(
-    r"(?:^|[/=])(?:(?P<vllm>vllm(?:-(?:openai|dev|cpu|xpu|rocm|ascend|release|repo))*)|(?P<sglang>sglang(?:-\w+)*|sgl-dev))"
-    r":(?P<tag>[\w.-]+)"
-)
-"""Images that are called after the engine in them. Those of LMCache are tagged with its own version."""
-_TAG = re.compile(r"(?:^v?|(?:vllm|sglang|sgl)[_-]v?)(?P<version>\d\.\d+(?:\.\d+)?)(?!\d)")
-_FOREIGN_TAGS = ("lmcache/",)
-_YAML_KEY = re.compile(
-    r"\A\s*(?:-\s+)?(?:command|args|entrypoint)\s*:\s*(?:[>|][+-]?\s*$)?", re.MULTILINE | re.IGNORECASE
-)
+_SHELL_LINE = re.compile(r'(?:^|")-\w*c(?:"\s*\])?$')
+"""The option of a shell whose value is a line: ``-c``, ``-lc``, also at the end of the list of an entry point."""
+_LINE_TAKERS = ("ssh", "tmux", "screen", "byobu", "su", "eval", "sbatch", "pdsh", "clush")
+"""Programs that start a line which they are given as one word."""
+_TELLERS = ("echo", "printf", "logger", "pkill", "pgrep", "kill", "grep", "curl")
+"""Programs whose words start nothing."""
 
 _LONGER = re.compile(
     r"\b(?:VLLM_ALLOW_LONG_MAX_MODEL_LEN|SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN)=['\"]?(?:1|[tT]rue)\b"
 )
+
+_V1 = re.compile(r"\bVLLM_USE_V1=['\"]?1\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,11 @@ class Launch:
     def longer_allowed(self) -> bool:
         """Whether what stands in front lets the engine take a length beyond its model's."""
         return any(_LONGER.search(text) is not None for text in (self.before, *(before for before, _ in self.around)))
+
+    @property
+    def asks_for_v1(self) -> bool:
+        """Whether what stands in front asks for V1 of vLLM, which is V0 or V1 up to 0.10."""
+        return any(_V1.search(text) is not None for text in (self.before, *(before for before, _ in self.around)))
 
     @property
     def names_by_flag(self) -> bool:
@@ -97,7 +103,7 @@ def read_launch(text: str) -> Launch:
     Raises:
         UsageError: it has no engine, or a value is none that the engine takes.
     """
-    text = _from_yaml(text)
+    text = from_yaml(text)
     try:
         shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
@@ -112,27 +118,78 @@ def read_launch(text: str) -> Launch:
 
 
 def _read(text: str) -> Launch | None:
-    """Read a line of a shell; None where no engine is started in it."""
+    """Read a line of a shell; None where no engine is started in it.
+
+    A command that names an engine in its own words goes before one that holds a line within quotes, and that before an
+    engine's image that starts a script; what only tells of others comes last.
+    """
+    words = _words(text)
+    commands = _commands(words)
+    telling = [place for place in commands if _tells(words[place[0] : place[1]])]
+    doing = [place for place in commands if place not in telling]
+    for way, places in ((_in_words, doing), (_in_quotes, doing), (_by_script, doing), (_in_words, telling)):
+        for place in places:
+            found = way(text, words, place)
+            if found is not None:
+                return found
+    return None
+
+
+def _in_words(text: str, words: Sequence[_Word], place: tuple[int, int]) -> Launch | None:
+    """Read a command that starts an engine by its name, or an image whose program is the engine."""
     from gpuwatch.sources.discovery.processes import engine_role  # noqa: PLC0415  # loads psutil
 
-    words = _words(text)
-    for first, last in _commands(words):
-        plain = [word.text for word in words[first:last]]
-        for start in _started(plain):
-            role = engine_role(start)
-            if role is not None and role.role == "server":
-                own = last - len(role.arguments)
-                return _launch(text, words, role.engine, (own, last), _version_of(role.engine, words[first:own]))
-        for at, word in enumerate(plain if _entry_point(plain) is None else (), first):
-            if _VLLM_IMAGE.search(word) and not _is_line(word):
-                return _launch(text, words, "vllm", (at + 1, last), _version_of("vllm", words[at : at + 1]))
-        for at, word in enumerate(plain, first):
-            inner = _within(word)
-            if inner is not None:
-                around = _one_line(words[:at], text), _one_line(words[at + 1 :], text)
-                named = inner.image or _version_of(inner.command.engine, words[first:at])
-                return replace(inner, image=named, around=(*inner.around, around))
+    first, last = place
+    plain = [word.text for word in words[first:last]]
+    for start in _started(plain):
+        role = engine_role(start)
+        if role is not None and role.role == "server":
+            own = last - len(role.arguments)
+            version = image_version(role.engine, plain[: own - first])
+            return _launch(text, words, role.engine, (own, last), version)
+    return _by_image(text, words, place) if _entry_point(plain) is None else None
+
+
+def _by_image(text: str, words: Sequence[_Word], place: tuple[int, int]) -> Launch | None:
+    """Read a command whose image is the engine's."""
+    first, last = place
+    for at, word in enumerate((one.text for one in words[first:last]), first):
+        if _VLLM_IMAGE.search(word) and not _is_line(word) and not _ASSIGNMENT.match(word):
+            return _launch(text, words, "vllm", (at + 1, last), image_version("vllm", [word]))
     return None
+
+
+def _by_script(text: str, words: Sequence[_Word], place: tuple[int, int]) -> Launch | None:
+    """Read a command whose image is the engine's and starts a script, or is told its model: they pass on the words."""
+    plain = [word.text for word in words[place[0] : place[1]]]
+    entry = _entry_point(plain)
+    script = entry is not None and any(PurePath(word).suffix == ".sh" for word in entry[0])
+    told = any(word.partition("=")[0] == "--model" for word in plain)
+    return _by_image(text, words, place) if script or told else None
+
+
+def _in_quotes(text: str, words: Sequence[_Word], place: tuple[int, int]) -> Launch | None:
+    """Read a command that is given a line to start, as one word."""
+    first, last = place
+    plain = [word.text for word in words[first:last]]
+    for at, word in enumerate(plain):
+        inner = _within(word) if _takes_line(plain[:at], alone=len(plain) == 1) else None
+        if inner is not None:
+            around = _one_line(words[: first + at], text), _one_line(words[first + at + 1 :], text)
+            named = inner.image or image_version(inner.command.engine, plain[:at])
+            return replace(inner, image=named, around=(*inner.around, around))
+    return None
+
+
+def _takes_line(before: Sequence[str], *, alone: bool) -> bool:
+    """Return whether the word behind some others is a line that is started."""
+    return alone or any(_SHELL_LINE.search(word) or PurePath(word).name in _LINE_TAKERS for word in before)
+
+
+def _tells(words: Sequence[_Word]) -> bool:
+    """Return whether a command only says something about others."""
+    program = next((word.text for word in words if not _ASSIGNMENT.match(word.text)), "")
+    return PurePath(program).name in _TELLERS
 
 
 def _started(plain: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -141,16 +198,26 @@ def _started(plain: Sequence[str]) -> Iterator[Sequence[str]]:
     entry = _entry_point(plain)
     if entry is not None:
         program, behind = entry
-        yield from ([program, *plain[at + 1 :]] for at in range(behind, len(plain)))
+        yield from ([*program, *plain[at + 1 :]] for at in range(behind, len(plain)))
 
 
-def _entry_point(plain: Sequence[str]) -> tuple[str, int] | None:
-    """Return the program of ``--entrypoint`` and the place behind it; None where it is not given."""
+def _entry_point(plain: Sequence[str]) -> tuple[list[str], int] | None:
+    """Return the words of ``--entrypoint``, a program or a list, and the place behind it; None where there is none."""
     for at, word in enumerate(plain):
         name, equals, value = word.partition("=")
         if name == "--entrypoint":
-            return (value, at + 1) if equals else ("".join(plain[at + 1 : at + 2]), at + 2)
+            value, behind = (value, at + 1) if equals else ("".join(plain[at + 1 : at + 2]), at + 2)
+            return _program(value), behind
     return None
+
+
+def _program(value: str) -> list[str]:
+    """Return the words of an entry point: those of a list (``["vllm", "serve"]``), else the program itself."""
+    try:
+        listed = json.loads(value) if value.startswith("[") else None
+    except (ValueError, RecursionError):
+        return [value]
+    return [*listed] if isinstance(listed, list) and all(isinstance(one, str) for one in listed) else [value]
 
 
 def _is_line(word: str) -> bool:
@@ -166,36 +233,6 @@ def _within(word: str) -> Launch | None:
     except ValueError:
         return None
     return _read(word)
-
-
-def _version_of(engine: str, words: Sequence[_Word]) -> str:
-    """Return the version of an engine that the name of its image says; empty where none does."""
-    for word in words:
-        image = _IMAGE.search(word.text)
-        if image is not None and image[engine] and not word.text.startswith(_FOREIGN_TAGS):
-            tag = _TAG.search(image["tag"])
-            return tag["version"] if tag is not None else ""
-    return ""
-
-
-def _from_yaml(text: str) -> str:
-    """Return the command of a list or a block as compose files and Kubernetes have it; other texts as they are."""
-    plain = _YAML_KEY.sub("", text, count=1)
-    lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    if lines and all(line.startswith("- ") for line in lines):
-        return shlex.join(_unquoted(line[2:].strip()) for line in lines)
-    if not plain.lstrip().startswith("["):
-        return plain
-    try:
-        listed = json.loads(plain)
-    except ValueError:
-        return plain
-    is_command = isinstance(listed, list) and all(isinstance(word, str) for word in listed)
-    return shlex.join(listed) if is_command else plain
-
-
-def _unquoted(text: str) -> str:
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
 def checked(engine: str, arguments: Sequence[str]) -> Command:
@@ -239,11 +276,11 @@ def _nothing_behind(words: Sequence[_Word]) -> None:
 
 
 def _one_line(words: Sequence[_Word], text: str) -> str:
-    """Return words as they were typed, with one space where there was space."""
+    """Return words as they were typed, with one space where there was space, and the ends of lines."""
     line = ""
     for at, word in enumerate(words):
-        apart = at > 0 and words[at - 1].end < word.start
-        line += (" " if apart else "") + text[word.start : word.end]
+        gap = text[words[at - 1].end : word.start].replace("\\\n", " ") if at > 0 else ""
+        line += ("\n" if "\n" in gap else " " if gap else "") + text[word.start : word.end]
     return line
 
 

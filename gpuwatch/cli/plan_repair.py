@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.engines.flag_versions import FlagProblem, risky_above, show
@@ -10,13 +11,14 @@ from gpuwatch.ledger.command import stretched
 from gpuwatch.ledger.lengths import allowed_length, too_long
 from gpuwatch.ledger.plan import capacity_of, fewer_ranks, fraction_needed, own_pool, start_notes, starved, verdict_of
 from gpuwatch.ledger.starts import obstacles
-from gpuwatch.ledger.steps import prompt_beyond_step, step_between_pages, too_many_sequences
+from gpuwatch.ledger.steps import paged_step, prompt_beyond_step, step_between_pages, too_many_sequences
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Container, Iterator, Sequence
 
     from gpuwatch.cli.plan_command import Launch
+    from gpuwatch.ledger.budget import Deployment
     from gpuwatch.ledger.command import Command
     from gpuwatch.ledger.need import Engine
 
@@ -43,7 +45,8 @@ def judged(problems: Sequence[FlagProblem], engine: Engine) -> tuple[tuple[FlagP
     if not engine.model.complete:
         return tuple(problems), [], engine
     kept, notes, now = [], [], engine
-    for problem in problems:
+    for one in problems:
+        problem = _on_pages(now, one)
         after = _without(now, problem)
         if after is None or _serves(after) or not (_serves(now) or problem.flag == "cpu-offload-gb"):
             kept.append(problem)
@@ -53,6 +56,14 @@ def judged(problems: Sequence[FlagProblem], engine: Engine) -> tuple[tuple[FlagP
         words = f"--{problem.flag} {problem.value} stays: {problem.text}"
         notes.append(f"{words}; but {change.replace('--', 'with --', 1)} does not hold what was asked for")
     return tuple(kept), notes, now
+
+
+def _on_pages(engine: Engine, problem: FlagProblem) -> FlagProblem:
+    """Return a problem with a step of SGLang that it proposes made a multiple of the pages."""
+    after = _without(engine, problem) if problem.flag == "chunked-prefill-size" else None
+    if after is None or step_between_pages(after.deployment) is None:
+        return problem
+    return replace(problem, proposed=str(paged_step(after.deployment)))
 
 
 def started(
@@ -119,7 +130,8 @@ def _without(engine: Engine, problem: FlagProblem) -> Engine | None:
     if problem.flag in _LENGTHS and problem.proposed:
         return engine.with_deployment(context=int(problem.proposed))
     if problem.flag in _STEPS and problem.proposed:
-        return engine.with_deployment(**{_STEPS[problem.flag]: int(problem.proposed)})
+        now = engine.with_deployment(**{_STEPS[problem.flag]: int(problem.proposed)})
+        return now.with_deployment(paged_steps=True) if problem.value == "-1" else now  # prompts are cut from now on
     return None
 
 
@@ -129,33 +141,36 @@ def _serves(engine: Engine) -> bool:
 
 def nameless(launch: Launch, names: Sequence[str]) -> tuple[FlagProblem, ...]:
     """Return what is wrong where SGLang is not told its model by ``--model-path``, as all but ``sglang serve`` need."""
-    if not launch.names_by_flag or "model-path" in launch.command.flags or len(names) != 1:
+    named = {"model-path", "config"} & set(launch.command.flags)  # the file may say it
+    if not launch.names_by_flag or named or len(names) != 1:
         return ()
     return (FlagProblem("model-path", "risky", "", "the engine will not start without it", "", names[0]),)
 
 
 def refused_settings(args: argparse.Namespace, command: Command, engine: Engine) -> tuple[FlagProblem, ...]:
-    """Return what is wrong with the length and the steps that the command asks for: those that the engine refuses."""
-    return (*_too_long_asked(args, command, engine), *_steps_asked(args, command, engine))
+    """Return what is wrong with the length and the steps that the command asks for: those that the engine refuses.
+
+    The steps are judged by the length that is proposed, and the batch by the step.
+    """
+    lengths = _too_long_asked(args, command, engine)
+    context = next((int(one.proposed) for one in lengths if one.flag in _LENGTHS), engine.deployment.context)
+    return (*lengths, *_steps_asked(args, command, replace(engine.deployment, context=context)))
 
 
-def _steps_asked(args: argparse.Namespace, command: Command, engine: Engine) -> Iterator[FlagProblem]:
-    deployment = engine.deployment
-    longest = allowed_length(engine.model, deployment.engine, deployment.version) or deployment.context
-    context = deployment.context if deployment.longer_allowed else min(deployment.context, longest)
+def _steps_asked(args: argparse.Namespace, command: Command, deployment: Deployment) -> Iterator[FlagProblem]:
     sequences, step = command.numbers.get("max_num_seqs"), command.numbers.get("chunk")
+    if step is not None and args.chunk is None:
+        small, uneven = prompt_beyond_step(deployment), step_between_pages(deployment)
+        if small is not None:
+            proposed = deployment.context
+            yield FlagProblem("max-num-batched-tokens", "risky", str(step), str(small), "", str(proposed))
+            deployment = replace(deployment, chunk=proposed)
+        if uneven is not None:
+            whole = paged_step(deployment)
+            yield FlagProblem("chunked-prefill-size", "risky", str(step), str(uneven), "", str(whole))
     many = too_many_sequences(deployment)
     if many is not None and sequences is not None and args.max_num_seqs is None:
         yield FlagProblem("max-num-seqs", "risky", str(sequences), str(many), "", str(deployment.chunk))
-    if step is None or args.chunk is not None:
-        return
-    small, uneven = prompt_beyond_step(deployment), step_between_pages(deployment)
-    if small is not None:
-        yield FlagProblem("max-num-batched-tokens", "risky", str(step), str(small), "", str(context))
-    if uneven is not None:
-        page = deployment.block_size
-        whole = str(max(1, step // page) * page)
-        yield FlagProblem("chunked-prefill-size", "risky", str(step), str(uneven), "", whole)
 
 
 def _too_long_asked(args: argparse.Namespace, command: Command, engine: Engine) -> tuple[FlagProblem, ...]:

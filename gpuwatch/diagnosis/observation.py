@@ -10,6 +10,7 @@ from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.gpus import known_uuid
+from gpuwatch.engines.flag_versions import available
 from gpuwatch.model import label
 
 if TYPE_CHECKING:
@@ -137,8 +138,16 @@ def _too_late(subject: Subject, evidence: list[Evidence], processes: float | Non
     if took is not None and took < LONGEST_TIMEOUT:
         advice.append(_longer_timeout(took))
     text = "look at the processor time of its front end (top): one that is busy all the time answers late"
-    advice.append(Advice(text if subject.sglang else f"{text}; vLLM shares the work among more (--api-server-count)"))
+    advice.append(Advice(text + _more_front_ends(subject)))
     return Explanation(cause, 0.8 if known else 0.6, tuple(evidence), tuple(advice))
+
+
+def _more_front_ends(subject: Subject) -> str:
+    """Return what lets several processes do the work of a front end, unless it is known that the engine lacks it."""
+    version = subject.version
+    if subject.sglang or (version is not None and not available("vllm", version, "api-server-count")):
+        return ""
+    return f"; vLLM{' 0.9.1 and newer' if version is None else ''} shares the work among more (--api-server-count)"
 
 
 def source_degraded(subject: Subject) -> Verdict:

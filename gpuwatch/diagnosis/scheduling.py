@@ -171,7 +171,8 @@ def cpu_bound(subject: Subject) -> Verdict:
 
 def _less_python(subject: Subject, role: str) -> tuple[Advice, ...]:
     advice = []
-    if role == "api_server" and not subject.sglang:
+    lacks = subject.version is not None and not available("vllm", subject.version, "api-server-count")
+    if role == "api_server" and not subject.sglang and not lacks:
         fact = subject.fact("flag.api-server-count")
         servers = int(fact.value) if fact is not None and isinstance(fact.value, (int, float)) else 1
         text = "spread tokenising and streaming over more API servers"

@@ -106,7 +106,8 @@ def _take_more(subject: Subject, running: float) -> tuple[Advice, ...]:
 def _refuse(subject: Subject, served: float) -> Advice:
     """Return the queue that is worth having: as many as end, at `served` per second, within `WORTH_WAITING`."""
     most = max(1, round(served * WORTH_WAITING))
-    text = f"or refuse early instead of letting clients time out: {count(most)} that wait take {WORTH_WAITING:.0f} s"
+    takes = f"{count(most)} that wait take {most / served:.0f} s"
+    text = f"or refuse early instead of letting clients time out: {takes}"
     if subject.sglang:
         return Advice(text, "--max-queued-requests", None, str(most))
     flag, version = "max-num-queued-reqs", subject.version

@@ -61,7 +61,7 @@ class Deployment:
     LoRA adapters of at most `adapter_rank`. `longer_allowed`: a `context` beyond the model's own is forced. A draft
     model has `drafting` bytes of weights in all, and `drafting_share` of the model's own KV for each token. SGLang
     drafts by the algorithm `speculation`, exchanges tokens between experts by DeepEP (`deepep`), and is told to take
-    images (`multimodal`).
+    images (`multimodal`). Without `paged_steps` its step is of any size: it does not cut prompts, or only decodes.
     """
 
     engine: str
@@ -106,6 +106,7 @@ class Deployment:
     speculation: str = ""
     deepep: bool = False
     multimodal: bool = False
+    paged_steps: bool = True
 
     @property
     def version_text(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.engines.flag_names import in_full, is_listed, misnamed_flag
 from gpuwatch.engines.flag_versions import flag_problems
 from gpuwatch.engines.flags import FLAGS, flag_facts, parse_flags
+from gpuwatch.engines.sizes import count_of
 from gpuwatch.ledger.beside import draft_name, settings_in
 from gpuwatch.ledger.command_values import check_values
 from gpuwatch.ledger.nested import INTO, drafting, folded, moved, nesting_problems, settings_meant
@@ -36,8 +38,7 @@ _NUMBERS = {
     "kv_bytes": ("kv-cache-memory-bytes",),
     "max_total_tokens": ("max-total-tokens",),
 }
-
-
+_COUNTS = frozenset(itertools.chain.from_iterable(_NUMBERS.values()))
 MOST_DRAFTED = 1024
 _DRAFTED = ("num-speculative-tokens", "spec-tokens", "speculative-num-draft-tokens")
 
@@ -260,7 +261,14 @@ def _renamed(part: Sequence[str], name: str, given: AbstractSet[str]) -> list[st
     if name in given:
         return []
     _, equals, value = part[0].partition("=")
-    return [f"--{name}={value}"] if equals else [f"--{name}", *part[1:]]
+    values = [_plain(name, word) for word in ([value] if equals else part[1:])]
+    return [f"--{name}={values[0]}"] if equals else [f"--{name}", *values]
+
+
+def _plain(name: str, value: str) -> str:
+    """Return the value of a flag; a count in plain digits, as the engines take different suffixes."""
+    number = count_of(value) if name in _COUNTS else None
+    return value if number is None else str(number)
 
 
 def stretched(command: Command) -> dict[str, object]:

@@ -35,6 +35,8 @@ Source: vLLM's pull requests 30785 and 30141, ``utils/torch_utils.py``, ``layers
 """
 NVFP4_KV_SINCE = {"vllm": (0, 32)}
 """Versions known to take NVFP4 from there, too."""
+V1_SINCE = (0, 8)
+"""vLLM whose default is V1; earlier ones have it where ``VLLM_USE_V1=1`` asks for it. V1 cuts prompts by itself."""
 V0_CHUNKS_ABOVE = 32768
 """vLLM V0 cuts prompts into chunks only for models with a longer context."""
 WHOLE_PROMPTS_AGAIN = (0, 12)
@@ -44,7 +46,7 @@ BIG_GIB, HUGE_GIB = 70.0, 160.0
 
 def vllm_batch(version: tuple[int, ...], capacity: float, context: int, *, unified: bool) -> tuple[int, int]:
     """Return (token budget of a step, sequences) of vLLM's API server on a card of `capacity` bytes."""
-    if version < (0, 8):  # V0: without chunks a step takes a whole prompt
+    if version < V1_SINCE:  # V0: without chunks a step takes a whole prompt
         return (max(context, 2048) if context <= V0_CHUNKS_ABOVE else 2048), 256
     big = capacity >= BIG_GIB * GIB and not unified
     if version[:3] == (0, 8, 0):
@@ -58,7 +60,7 @@ def takes_whole_prompts(version: tuple[int, ...], context: int, *, asked: bool |
     """Return whether vLLM computes each prompt in one step; `asked` is what was said of chunked prefill."""
     if not version or asked is True:
         return False
-    if version < (0, 8):
+    if version < V1_SINCE:
         return asked is False or context <= V0_CHUNKS_ABOVE
     return asked is False and version >= WHOLE_PROMPTS_AGAIN
 
@@ -83,9 +85,18 @@ def sglang_chunk(capacity: float, version: tuple[int, ...] = ()) -> int:
 
 
 def with_defaults(
-    deployment: Deployment, model: Model, *, chunk: int | None, sequences: int | None, fraction: float | None
+    deployment: Deployment,
+    model: Model,
+    *,
+    chunk: int | None,
+    sequences: int | None,
+    fraction: float | None,
+    doubled: bool = False,
 ) -> Deployment:
-    """Fill in what the command leaves to the engine; values that are given stay."""
+    """Fill in what the command leaves to the engine; values that are given stay.
+
+    `doubled`: vLLM takes twice its step and its batch (``--performance-mode throughput``).
+    """
     if deployment.engine == "sglang":
         chunk = chunk or sglang_chunk(deployment.capacity, deployment.version)
         filled = replace(deployment, chunk=chunk, sequences=sequences or 256)
@@ -94,6 +105,8 @@ def with_defaults(
     if deployment.prefix_caching is None:
         deployment = replace(deployment, prefix_caching=not linear or deployment.version >= STATES_CACHED_SINCE)
     tokens, batch = vllm_batch(deployment.version, deployment.capacity, deployment.context, unified=deployment.unified)
+    if doubled:
+        tokens, batch = 2 * tokens, 2 * batch
     if deployment.kv_bytes is not None:  # the pool has this size, whatever share of the card is asked for
         fraction = None
     default = NEW_FRACTION if deployment.version >= NEW_FRACTION_SINCE else OLD_FRACTION

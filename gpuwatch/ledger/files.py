@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.ledger.fields import NESTED, ModelConfigError
@@ -42,14 +44,15 @@ def load(name: str, overrides: Mapping[str, Any] | None = None) -> tuple[Model, 
         ModelConfigError: there is no such model, or its config cannot be used; the message says what and where.
     """
     path = Path(name)
-    if path.is_dir():
+    kind = _mode(path)
+    if S_ISDIR(kind):
         config = path / "config.json"
-        if not config.exists():
+        if not _mode(config):
             raise ModelConfigError(f"{name} has no config.json")
         model, (weights, notes) = read_model(overridden(_config(config), overrides or {}), name), weight_files(path)
         weights, doubts = _plausible(model, weights)
         return replace(model, notes=(*model.notes, *notes, *doubts)), weights
-    if path.is_file():
+    if S_ISREG(kind):
         return read_model(overridden(_config(path), overrides or {}), name), None
     known = find(name)
     if known is not None:
@@ -103,6 +106,14 @@ def _plausible(model: Model, found: float | None) -> tuple[float | None, tuple[s
     return found, (f"{words}; the files' size is used",)
 
 
+def _mode(path: Path) -> int:
+    """Return what kind of file a path is, as `stat` says it; 0 where it is none or cannot be looked at."""
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):
+        return 0
+
+
 def _config(path: Path) -> dict[str, Any]:
     found = _json(path)
     return with_quantisation(path.parent, found) if path.name == "config.json" else found
@@ -117,7 +128,7 @@ def with_quantisation(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
         ModelConfigError: the file beside it cannot be used.
     """
     beside = folder / _QUANTISED
-    if found.get("quantization_config") is not None or not beside.is_file():
+    if found.get("quantization_config") is not None or not S_ISREG(_mode(beside)):
         return found
     stated = _json(beside).get("quantization")
     if not isinstance(stated, dict):
@@ -149,17 +160,22 @@ def weight_files(folder: Path) -> tuple[float | None, tuple[str, ...]]:
         ModelConfigError: the index cannot be read.
     """
     index = folder / _INDEX
-    if index.exists():
+    if _mode(index):
         return _indexed(index)
     files = sorted(folder.glob("*.safetensors"))
     files = [file for file in files if not file.name.startswith("consolidated")] or files  # the same weights again
     if not files:
         return None, ()
-    parts = [found for file in files if (found := _PART.search(file.name)) is not None]
-    whole = max((int(part["all"]) for part in parts), default=0)
-    if len(parts) == len(files) < whole:
-        words = f"{whole - len(files)} of {whole} weight files, by the names of the others, are not in the folder"
-        return None, (f"{words}; the shape in the config is used",)
+    gone = sum(not _mode(file) for file in files)  # links that lead nowhere
+    if gone:
+        return None, (f"{gone} of {len(files)} weight files cannot be read; the shape in the config is used",)
+    sets = Counter(
+        (file.name[: found.start()], int(found["all"])) for file in files if (found := _PART.search(file.name))
+    )
+    missing = sum(max(0, whole - there) for (_, whole), there in sets.items())
+    if missing:
+        words = f"{missing} of {sum(whole for _, whole in sets)} weight files, by the names of the others, are not in"
+        return None, (f"{words} the folder; the shape in the config is used",)
     pointed = [_pointed(file) for file in files]
     sizes = [file.stat().st_size if size is None else size for file, size in zip(files, pointed, strict=True)]
     links = sum(size is not None for size in pointed)
@@ -182,7 +198,7 @@ def _indexed(index: Path) -> tuple[float | None, tuple[str, ...]]:
         if not isinstance(file, str):
             raise ModelConfigError(f"{index}: {tensor[:60]!r} is in {str(file)[:40]!r}; the name of a file is expected")
     names = sorted(set(files.values()))
-    missing = [name for name in names if not (index.parent / name).exists()]
+    missing = [name for name in names if not _mode(index.parent / name)]
     stated = found.get("metadata")
     total = stated.get("total_size") if isinstance(stated, dict) else None
     size = None

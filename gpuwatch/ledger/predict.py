@@ -101,6 +101,7 @@ def engine_of(kind: str, facts: Mapping[str, Value], capacity: float) -> Engine 
         speculation=speculation(flags),
         deepep=exchanges_by_deepep(flags),
         multimodal=flags.get("enable-multimodal") is True,
+        paged_steps=False,  # it runs: what its steps are made of was taken
     )
     filled = with_defaults(
         deployment,

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from gpuwatch.ledger.budget import Deployment
     from gpuwatch.ledger.model import Model
 
-PAGES_CHECKED_SINCE = (0, 5, 23)
-"""SGLang that is known to check it; 0.4.6 did not, and those in between are not known."""
+PAGES_CHECKED_SINCE = (0, 4, 6)
+"""SGLang of which that is known; the size that is checked is that of a group of DP attention since `SHARED_SINCE`."""
+SHARED_SINCE = (0, 5, 23)
+"""SGLang that is known to divide its step among the groups before; 0.4.6 did it behind, those in between either way."""
 _STARTS_NOT = "so the engine will not start"
 
 
@@ -46,8 +48,20 @@ def prompt_beyond_step(deployment: Deployment) -> Refusal | None:
 
 def step_between_pages(deployment: Deployment) -> Refusal | None:
     """Return why SGLang refuses a step that is no multiple of its pages; None where it takes it."""
-    step, page = deployment.chunk, deployment.block_size
-    if deployment.engine != "sglang" or deployment.version < PAGES_CHECKED_SINCE or not page or step % page == 0:
+    step, page, groups = deployment.chunk, deployment.block_size, deployment.dp_attention
+    if deployment.engine != "sglang" or deployment.version < PAGES_CHECKED_SINCE or not page:
         return None
-    words = f"a step of {step:,} tokens is no multiple of the {page:,} of a page, {_STARTS_NOT}"
-    return Refusal(words, f"--chunked-prefill-size {max(1, step // page) * page}")
+    checked = (step // groups,) if deployment.version >= SHARED_SINCE else (step, step // groups)
+    if not deployment.paged_steps or any(size % page == 0 for size in checked):
+        return None
+    words = f"a step of {step:,} tokens" + (f" in {groups} groups of DP attention" if groups > 1 else "")
+    return Refusal(
+        f"{words} is no multiple of the {page:,} of a page, {_STARTS_NOT}",
+        f"--chunked-prefill-size {paged_step(deployment)}",
+    )
+
+
+def paged_step(deployment: Deployment) -> int:
+    """Return the largest step up to its own, or the smallest, that SGLang can divide into pages in every group."""
+    whole = deployment.block_size * deployment.dp_attention
+    return max(1, deployment.chunk // whole) * whole

@@ -69,12 +69,21 @@ _MARKS = 100
 
 
 @dataclass(slots=True)
+class _End:
+    """The end of an engine, of the run that began at the line `began`. Its cause is looked for until `settled`."""
+
+    event: LogEvent
+    began: int
+    settled: int = 0
+
+
+@dataclass(slots=True)
 class _Log:
     """What one log has said so far. `ups` and `downs` are the lines at which the server began and ceased to serve.
 
     `counts` are the failures by (cause, when), `shown` what the series said last, under the server `emitted`. `died`
-    is the line at which the run that was there before us ended, 0 where it did not. `end` is the end of the engine
-    whose cause is looked for until the time `settled`; the run that began at the line `began` has had one if `ended`.
+    is the line at which the run that was there before us ended, 0 where it did not. `began` is the line at which the
+    newest run began, `ended` that at which the last one began that has ended; `ends` are those that are looked into.
 
     Where the numbers of the lines are not known, the order in which they came stands for them.
     """
@@ -90,10 +99,9 @@ class _Log:
     told: set[tuple[str, int]] = field(default_factory=set)
     taken: bool = False
     died: int = 0
-    end: LogEvent | None = None
-    settled: int = 0
+    ends: list[_End] = field(default_factory=list)
     began: int = 0
-    ended: bool = False
+    ended: int = -1
     last: int = 0
     numbered: bool = True
 
@@ -109,12 +117,14 @@ class _Log:
         if lines and max(lines) < self.last:
             self._begin_anew()
         self.last = max([self.last, *lines])
+        begins = [self.began]
         for fact in batch.facts:
             line = fact.line or self._next()
             self.facts.append(fact if fact.line else replace(fact, line=line))
             if fact.key == "started":
                 self.downs.append(line)
-                self.began, self.ended, self.taken = line, False, False
+                self.began, self.taken = line, False
+                begins.append(line)
                 self.died = 0 if line > self.died else self.died
             elif fact.key == "ready" and fact.value is True and not self.taken:
                 self.ups.append(line)
@@ -130,9 +140,11 @@ class _Log:
         events = [event if event.line else replace(event, line=self._next()) for event in batch.events]
         self.events.extend(events)
         self.downs.extend(event.line for event in events if event.event in ENDS)
-        ends = [event for event in events if event.event in UNTOLD and event.line >= self.began]
-        if ends and not self.ended:
-            self.end, self.ended = ends[0], True
+        for end in (event for event in events if event.event in UNTOLD):
+            began = max((line for line in begins if line <= end.line), default=self.ended)
+            if began > self.ended:
+                self.ends.append(_End(end, began))
+                self.ended = began
         return [event for event in events if event.event in TRIGGERS]
 
     def _next(self) -> int:
@@ -144,8 +156,9 @@ class _Log:
         """The lines are counted from the start again: another file took the place of this one."""
         for kept in (self.facts, self.events, self.ups, self.downs, self.told):
             kept.clear()
+        self.ends.clear()
         self.last = self.died = self.began = 0
-        self.end, self.settled, self.ended = None, 0, False
+        self.ended = -1
 
 
 class LogCauses:
@@ -174,10 +187,11 @@ class LogCauses:
             if failures:
                 self._judge(name, log, failures)
         for name, log in self._logs.items():
-            if log.end is not None:
-                log.settled = log.settled or time + SETTLED_MS
-                if time >= log.settled:
-                    self._judge_end(name, log, log.end)
+            for end in tuple(log.ends):
+                end.settled = end.settled or time + SETTLED_MS
+                if time >= end.settled:
+                    log.ends.remove(end)
+                    self._judge_end(name, log, end)
         if changed:
             self._keys = tuple(self._series())
         values = []
@@ -219,15 +233,14 @@ class LogCauses:
                 log.downs.append(line)
             log.taken = log.taken or finding.id == "port_in_use"
 
-    def _judge_end(self, name: str, log: _Log, end: LogEvent) -> None:
+    def _judge_end(self, name: str, log: _Log, end: _End) -> None:
         """Tell of the end of an engine for which no cause was found, once the lines around it have come."""
         from gpuwatch.diagnosis.causes.verdict import unknown_end  # noqa: PLC0415  # most logs never fail
 
-        log.end, log.settled = None, 0
-        events = tuple(event for event in log.events if event.line >= log.began)
-        finding = unknown_end(Incident((), tuple(log.facts), events), end)
+        events = tuple(event for event in log.events if event.line >= end.began)
+        finding = unknown_end(Incident((), tuple(log.facts), events), end.event)
         if finding is not None:
-            self._count(name, log, finding, end.line)
+            self._count(name, log, finding, end.event.line)
 
     def _count(self, name: str, log: _Log, finding: Finding, line: int) -> None:
         log.told.add((finding.id, line))

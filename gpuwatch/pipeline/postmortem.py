@@ -182,7 +182,9 @@ def _play(text: FileText, rules: Callable[[], RuleSet], now: int, refused: list[
     notes.append(reader.cut.removeprefix(f"{text.recording}: "))
     note = "; ".join(filter(None, notes))
     given = Input(text.path, "recording", engine, version, 0, note)
-    return PostMortem((given,), _ranked(found.values()), unjudged.throughout, empty=() if ticks else (text.path,))
+    ended = (replace(item, missing=f"judged before, and not at the end: {item.missing}") for item in unjudged.at_end)
+    not_enough = (*unjudged.throughout, *ended)
+    return PostMortem((given,), _ranked(found.values()), not_enough, empty=() if ticks else (text.path,))
 
 
 def _ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:

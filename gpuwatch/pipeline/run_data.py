@@ -5,7 +5,7 @@ A recording that holds what this program found with these rules is read and no m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +13,19 @@ from gpuwatch.clock import SystemClock
 from gpuwatch.diagnosis.ranking import rank
 from gpuwatch.engines.facts import FACTS
 from gpuwatch.engines.log_text import clean
-from gpuwatch.ledger.reconcile import COMPONENTS
-from gpuwatch.model import NAME, label, name_of
+from gpuwatch.model import label, name_of
 from gpuwatch.pipeline.config_series import ConfigSeries
 from gpuwatch.pipeline.health import Health
 from gpuwatch.pipeline.replay import Play
+from gpuwatch.pipeline.run_gpus import Gpu, by_index, gpu_rows, gpu_run, ledger_of
 from gpuwatch.pipeline.run_settings import figure_of, settings_of
 from gpuwatch.pipeline.run_starts import Starts
-from gpuwatch.pipeline.run_windows import SHORTEST_MS, EngineBook, EngineKey, Points, longest_gap, rows_of
+from gpuwatch.pipeline.run_windows import SHORTEST_MS, EngineBook, EngineKey, longest_gap, rows_of
 from gpuwatch.pipeline.unjudged import Unjudged
 from gpuwatch.pipeline.verdicts import digest, read
 from gpuwatch.recording import Reader
-from gpuwatch.report.data import EngineRun, GpuRun, RunData, Setting
+from gpuwatch.report.data import EngineRun, RunData, Setting
 from gpuwatch.report.svg import clock_text
-from gpuwatch.sources.derived.ledger import Ledger
 from gpuwatch.sources.files.read import playable
 from gpuwatch.units import age
 
@@ -46,31 +45,8 @@ PEAK_EVERY = 10
 MOST_HOLES = 3
 """Stretches without a sample that are named one by one."""
 
-_USED = ("gpuwatch_gpu_memory_used_high_bytes", "gpuwatch_gpu_memory_used_bytes")
-_GPU_CURVES = {"gpuwatch_gpu_busy_ratio": "busy", "gpuwatch_gpu_power_watts": "power"}
 _FIGURES = ("gpuwatch_engine_config_", "gpuwatch_engine_kv_cache_tokens", "gpuwatch_engine_kv_block_size_tokens")
 _NOT_FIGURES = ("flag_problem", "_unscaled")
-
-
-@dataclass(slots=True)
-class _Gpu:
-    """Everything that is kept of one GPU."""
-
-    index: str = ""
-    total: float | None = None
-    used: Points = field(default_factory=Points)
-    busy: Points = field(default_factory=Points)
-    power: Points = field(default_factory=Points)
-    peak: float | None = None
-    peak_time: int = 0
-    looked: float = 0.0
-    """The peak at which the ledger was looked at last."""
-    looked_tick: int = 0
-    near: bool = False
-    at_peak: tuple[Batch, ...] = ()
-    """The batches of all targets at the peak."""
-    name: str = ""
-    driver: str = ""
 
 
 class Collector:
@@ -87,7 +63,7 @@ class Collector:
         self._holes: list[tuple[int, int]] = []
         """From and until, where no tick was recorded."""
         self._engines: dict[EngineKey, EngineBook] = {}
-        self._gpus: dict[str, _Gpu] = {}
+        self._gpus: dict[str, Gpu] = {}
         self._rows: dict[str, tuple[tuple[Labels, ...], dict[EngineKey, list[tuple[int, Labels, Part]]]]] = {}
         self._gpu_rows: dict[str, tuple[tuple[Labels, ...], list[tuple[int, str, str, Labels]]]] = {}
         self._findings: dict[Any, Finding] = {}
@@ -172,7 +148,7 @@ class Collector:
         ordered = rank(replace(finding, state="firing") for finding in self._findings.values())
         config = self._config.batch(self._last_tick, self._starts.facts)
         figures = self._figures(config)
-        at_end = _ledger(tuple(self._newest.values()), config)
+        at_end = ledger_of(tuple(self._newest.values()), config)
         return RunData(
             name=name,
             host=header.host,
@@ -184,13 +160,13 @@ class Collector:
             note=header.note,
             cut=cut,
             engines=tuple(self._engine(key, book, figures) for key, book in sorted(self._engines.items()) if key[2]),
-            gpus=tuple(_gpu_run(uuid, gpu, config, at_end) for uuid, gpu in sorted(self._gpus.items(), key=_by_index)),
+            gpus=tuple(gpu_run(uuid, gpu, config, at_end) for uuid, gpu in sorted(self._gpus.items(), key=by_index)),
             findings=tuple(replace(finding, state=states[finding.key]) for finding in ordered),
             episodes={key: tuple(times) for key, times in self._episodes.items()},
             not_enough=unjudged.throughout,
             not_at_end=unjudged.at_end,
             silent=tuple(silent),
-            problems=(*self._problems, *self._gaps(), *problems),
+            problems=(*self._problems, *self._gaps(), *self._mixed(), *problems),
             unsampled=sum(end - start for start, end in self._holes) / 1000,
         )
 
@@ -233,10 +209,10 @@ class Collector:
     def _take_gpus(self, batch: Batch) -> None:
         known = self._gpu_rows.get(batch.target)
         if known is None or known[0] is not batch.keys:
-            known = self._gpu_rows[batch.target] = (batch.keys, _gpu_rows(batch.keys))
+            known = self._gpu_rows[batch.target] = (batch.keys, gpu_rows(batch.keys))
         used: dict[str, float] = {}
         for row, uuid, kind, labels in known[1]:
-            gpu = self._gpus.setdefault(uuid, _Gpu())
+            gpu = self._gpus.setdefault(uuid, Gpu())
             value = float(batch.values[row])
             if kind == "used":
                 used[uuid] = max(value, used.get(uuid, 0.0))
@@ -273,9 +249,30 @@ class Collector:
             if name_of(labels).startswith(_FIGURES) and not name_of(labels).endswith(_NOT_FIGURES)
         }
 
+    def _models(self, server: str) -> list[str]:
+        """Return the engines and models of which a server has figures."""
+        found = ((key[2:], book) for key, book in sorted(self._engines.items()) if key[0] == server and key[2])
+        kinds = dict.fromkeys(kind for kind, book in found if book.windows())
+        return [clean(f"{kind} {model}".strip()) for kind, model in kinds]
+
+    def _mixed(self) -> Iterator[str]:
+        """Say which servers were started with another model."""
+        for server in sorted({key[0] for key in self._engines}):
+            starts = self._starts.of(server)
+            models = self._models(server) if starts else []
+            if len(models) > 1:
+                listed = " and ".join(models)
+                yield f"{server} was started {len(starts)} times, with {listed}: each has figures of its own"
+
     def _engine(self, key: EngineKey, book: EngineBook, known: dict[Labels, float]) -> EngineRun:
         server, rank_name, kind, model = key
-        facts = self._starts.facts.of(server)
+        facts, windows, starts = self._starts.facts.of(server), book.windows(), self._starts.of(server)
+        version, settings = self._config.engines.get(server, ("", ""))[1], settings_of(facts)
+        if starts and len(self._models(server)) > 1:
+            starts, last = self._starts.own(server, windows)
+            if not last:  # what is known is of another model
+                facts, known, version, settings = {}, {}, "", starts[-1].flags if starts else ()
+            starts = starts if len(starts) > 1 else ()
         figures: dict[str, float] = {}
         for labels, value in known.items():
             if label(labels, "server") == server and label(labels, "dp_rank") in ("", rank_name):
@@ -283,7 +280,6 @@ class Collector:
         ranks = figures.get("gpuwatch_engine_config_tensor_parallel_size")
         admitted = figures.get("gpuwatch_engine_config_max_num_seqs")
         stated = {f"gpuwatch_engine_config_{FACTS[name].series}" for name in facts if name in FACTS}
-        version = self._config.engines.get(server, ("", ""))[1]
         if not version and "version" in facts:
             version = str(facts["version"].value)
         return EngineRun(
@@ -294,10 +290,10 @@ class Collector:
             version=version,
             tensor_parallel=None if ranks is None else int(ranks),
             limit=None if admitted is None else int(admitted),
-            settings=settings_of(facts),
-            starts=self._starts.of(server),
+            settings=settings,
+            starts=starts,
             figures=tuple(figure_of(name, value) for name, value in sorted(figures.items()) if name not in stated),
-            windows=book.windows(),
+            windows=windows,
             curves={name: points.curve() for name, points in book.points.items()},
         )
 
@@ -359,53 +355,3 @@ def _read(path: str | Path, rules: RuleSet, now: int) -> RunData | None:
     if last is not None:
         collector.found(*last[:2])
     return collector.result(Path(path).name, reader.cut, unjudged, _problems(reader, rules, now))
-
-
-def _gpu_run(uuid: str, gpu: _Gpu, config: Batch, at_end: dict[str, tuple[tuple[str, float], ...]]) -> GpuRun:
-    return GpuRun(
-        index=gpu.index,
-        uuid=uuid,
-        name=clean(gpu.name),
-        driver=gpu.driver,
-        total=gpu.total,
-        used=gpu.used.curve(),
-        peak=gpu.peak,
-        peak_time=gpu.peak_time,
-        at_peak=_ledger(gpu.at_peak, config).get(uuid, ()),
-        at_end=at_end.get(uuid, ()),
-        busy=gpu.busy.curve(),
-        busy_mean=gpu.busy.mean,
-        power=gpu.power.curve(),
-    )
-
-
-def _by_index(item: tuple[str, _Gpu]) -> tuple[bool, int, str, str]:
-    uuid, gpu = item
-    return not gpu.index.isdigit(), int(gpu.index) if gpu.index.isdigit() else 0, gpu.index, uuid
-
-
-def _gpu_rows(keys: tuple[Labels, ...]) -> list[tuple[int, str, str, Labels]]:
-    found = []
-    kinds = {**dict.fromkeys(_USED, "used"), **_GPU_CURVES, "gpuwatch_gpu_info": "info"}
-    kinds["gpuwatch_gpu_memory_total_bytes"] = "total"
-    for row, labels in enumerate(keys):
-        pairs = dict(labels)
-        kind = kinds.get(pairs[NAME])
-        if kind is not None and "uuid" in pairs:
-            found.append((row, pairs["uuid"], kind, labels))
-    return found
-
-
-def _ledger(batches: tuple[Batch, ...], config: Batch) -> dict[str, tuple[tuple[str, float], ...]]:
-    """Return what each card's memory was for when its engines said `batches`, by UUID."""
-    found: dict[str, dict[str, float]] = {}
-    batch = Ledger().update(config.time, (*batches, config))
-    for labels, value in zip(batch.keys, batch.values, strict=True):
-        if name_of(labels) == "gpuwatch_ledger_bytes":
-            parts = found.setdefault(label(labels, "uuid"), {})
-            component = label(labels, "component")
-            parts[component] = parts.get(component, 0.0) + float(value)
-    return {
-        uuid: tuple((component, parts[component]) for component in COMPONENTS if component in parts)
-        for uuid, parts in found.items()
-    }

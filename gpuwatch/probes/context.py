@@ -238,7 +238,7 @@ def _not_real(bad: _Try | None, wanted: int | None, stated: int | None, *, guess
         yield GUESSED
     if bad is None or wanted is None:
         return
-    if longer(bad.reply.error, stated):
+    if longer(bad.reply.error, stated, OUTPUT):
         yield (
             f"The request of {bad.tokens:,} tokens was longer by the words of its refusal: what the server counts is "
             "not the whole prompt."
@@ -301,7 +301,7 @@ def _refused(run: Run, tries: list[_Try], wanted: int | None) -> Iterator[Findin
     bad, stated = _short(tries, wanted), run.server.max_model_len
     if bad is None or stated is None or bad.tokens + OUTPUT > stated:
         return
-    if run.vocabulary.guessed or longer(bad.reply.error, stated):
+    if run.vocabulary.guessed or longer(bad.reply.error, stated, OUTPUT):
         return
     yield refused(run, bad.refusal, _below(tries, bad))
 

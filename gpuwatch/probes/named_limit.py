@@ -35,12 +35,14 @@ _TEXTS: tuple[tuple[Counts, str], ...] = (
 _PATTERNS = tuple((counts, re.compile(text + _NUMBER, re.IGNORECASE)) for counts, text in _TEXTS)
 _FIELDS = ("n_ctx", "max_model_len", "max_context_length", "max_total_tokens", "max_input_tokens")
 """Fields of an error document that hold the limit as a number; llama.cpp has ``n_ctx`` next to its message."""
-_REQUESTED = re.compile(
-    r"(?:requested(?: a total of)?|your (?:request|prompt) (?:has|contains)|\binput \() ?(?P<n>[0-9][0-9,_]{0,12}) "
-    r"(?:input |output |prompt )?tokens",
+_COUNT = r"(?:at least )?(?P<n>[0-9][0-9,_]{0,12})"
+_WHOLE = re.compile(rf"(?:\btotal of|\brequested) {_COUNT} tokens", re.IGNORECASE)
+_PROMPT = re.compile(
+    rf"(?:\byour (?:request|prompt) (?:has|contains)|\byou passed|\binput(?: length)? \(|\bprompt \(length) ?{_COUNT}"
+    r"(?: (?:input |prompt )?tokens|\))",
     re.IGNORECASE,
 )
-"""The size of the request in the words of vLLM, SGLang and OpenAI."""
+"""The size of a request, and of its prompt alone, in the words of vLLM, SGLang and OpenAI."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,16 @@ def named(text: str) -> Named | None:
     return None if found is None else Named(int(re.sub("[,_]", "", found[1]["n"])), found[0])
 
 
-def requested(text: str) -> int | None:
-    """Return the tokens of the request that a refusal names, of prompt and answer where it says both; None: none."""
-    found = _REQUESTED.search(text)
-    return None if found is None else int(re.sub("[,_]", "", found["n"]))
+def requested(text: str, output: int) -> int | None:
+    """Return the tokens of a request, prompt and answer, by the words of its refusal; None: they do not say.
+
+    Where they count the prompt only, the `output` tokens that were asked for are added.
+    """
+    for pattern, more in ((_WHOLE, 0), (_PROMPT, output)):
+        found = pattern.search(text)
+        if found is not None:
+            return int(re.sub("[,_]", "", found["n"])) + more
+    return None
 
 
 def _found(text: str) -> tuple[Counts, re.Match[str]] | None:

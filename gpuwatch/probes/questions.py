@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch.probes.client import ProbeError
 from gpuwatch.probes.limits import read_pool
-from gpuwatch.probes.refusal import Refused, refused
+from gpuwatch.probes.refusal import Refused, longer, refused
 from gpuwatch.probes.scoring import reasons, spoken
 from gpuwatch.probes.statistics import Share
 
@@ -275,6 +275,8 @@ def refusals(run: Run, by_length: Mapping[int, Sequence[Tally]], texts: Scale) -
             whole = tokens + ANSWER_TOKENS
         elif kinds == {"refused"} and stated and (tokens + ANSWER_TOKENS) * (1 if texts.counted else _UNSURE) <= stated:
             error = next(tally.error for tally in tallies if tally.error)
+            if longer(error, stated, ANSWER_TOKENS):
+                return ()
             return (refused(run, Refused(tokens, ANSWER_TOKENS, error), whole),)
     return ()
 

@@ -360,7 +360,7 @@ def _refused(ramp: Ramp, searches: list[Search]) -> Iterator[Finding]:
         bad, more = search.bad, ramp.options.output + ramp.room(search.concurrency)
         if bad is None or stated is None or bad.outcome != "refused" or bad.sent_tokens + more > stated:
             continue
-        if ramp.run.vocabulary.guessed or longer(bad.detail, stated):
+        if ramp.run.vocabulary.guessed or longer(bad.detail, stated, ramp.options.output):
             continue
         low, step = search.good, ramp.resolution(search.cap)
         found = low is not None and bad.sent_tokens - low.sent_tokens <= step

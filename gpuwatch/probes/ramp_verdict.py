@@ -105,7 +105,7 @@ def _seen(ramp: Ramp, points: Sequence[Point]) -> Iterator[str]:
             "The server does not count the tokens of its answers as they come, and a piece of its stream may hold "
             "several: waves without a count have no decode and output rates."
         )
-    if any(longer(point.detail, ramp.run.server.max_model_len) for point in points):
+    if any(longer(point.detail, ramp.run.server.max_model_len, ramp.options.output) for point in points):
         yield "By the words of its refusals, prompts were longer than the server counts: it does not count all of them."
     yield from ramp.run.rate_limited()
     if any(point.limited for point in points):
@@ -159,7 +159,7 @@ def _compared(ramp: Ramp, search: Search) -> Iterator[str]:
         or search.bad is None
         or search.bad.outcome not in ("queued", "preempted", "refused")
         or ramp.run.vocabulary.guessed
-        or longer(search.bad.detail, ramp.run.server.max_model_len)
+        or longer(search.bad.detail, ramp.run.server.max_model_len, ramp.options.output)
     ):
         return
     step = ramp.resolution(search.cap)

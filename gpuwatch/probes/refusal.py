@@ -61,12 +61,12 @@ def limit_of(bad: Refused, stated: int | None, whole: int | None) -> Named | Non
     return limit if limit.tokens * off >= prompt else None
 
 
-def longer(error: str, stated: int | None) -> bool:
-    """Return whether a refusal names a request that is longer than what the server states, prompt and answer.
+def longer(error: str, stated: int | None, output: int) -> bool:
+    """Return whether a refusal names a request that is longer than what the server states: prompt and `output` tokens.
 
     Then it is right, and the length that was believed to be sent is wrong.
     """
-    told = requested(error)
+    told = requested(error, output)
     return stated is not None and told is not None and told > stated
 
 

@@ -9,8 +9,9 @@ from gpuwatch.diagnosis.finding import NotEnough
 from gpuwatch.report.document import Document, Figure, FindingBlock, Heading, Items, Table, Text
 from gpuwatch.report.figures import added_seconds, for_plot, rate, told
 from gpuwatch.report.load import shown, summary
-from gpuwatch.report.run_report import FOOT, pooled, when
+from gpuwatch.report.run_report import FOOT, when
 from gpuwatch.report.scaling import poor, scaling
+from gpuwatch.report.starts import flag_values, pooled
 from gpuwatch.report.svg import Line, plot
 from gpuwatch.report.versus import busy, value_of, versus
 from gpuwatch.units import NONE, percent, seconds, size, with_unit
@@ -54,8 +55,7 @@ def build(runs: Sequence[RunData], program: str = "", pairs: Sequence[Versus] = 
     blocks += [
         Text(f"{name}: {text}", "warning")
         for name, run in zip(names, runs, strict=True)
-        for engine in run.engines
-        for text in pooled(engine)
+        for text in pooled(run.engines)
     ]
     blocks += [Heading("Runs"), _runs(names, runs)]
     blocks += _differences(names, runs)
@@ -244,7 +244,7 @@ def _differences(names: Sequence[str], runs: Sequence[RunData]) -> list[Block]:
     ignored = ("--port", "--host", "gpuwatch")
     rows = []
     for key in keys:
-        values = tuple(settings.get(key, "not given" if key.startswith("--") else NONE) for settings in known)
+        values = tuple(settings.get(key, _absent(key, settings)) for settings in known)
         if len(set(values)) > 1 and key not in ignored:
             rows.append((key, *values))
     if not rows:
@@ -252,12 +252,17 @@ def _differences(names: Sequence[str], runs: Sequence[RunData]) -> list[Block]:
     return [Heading("What differs"), Table(("", *names), tuple(rows))]
 
 
+def _absent(key: str, settings: dict[str, str]) -> str:
+    """Return what stands for a setting that a run does not tell; of a run without any flag none is known."""
+    if not key.startswith("--"):
+        return NONE
+    return "not given" if any(name.startswith("--") for name in settings) else "not known"
+
+
 def _flags(engine: EngineRun) -> dict[str, str]:
     """Return the flags of an engine; one that was not the same in all of its starts with the value of each."""
     each = [start.flags for start in engine.starts] or [engine.settings]
-    known = [{item.name: item.value or "given" for item in flags if item.name.startswith("--")} for flags in each]
-    names = dict.fromkeys(name for flags in known for name in flags)
-    return {name: " → ".join(dict.fromkeys(flags.get(name, "not given") for flags in known)) for name in names}
+    return {name: " → ".join(values) for name, values in flag_values(each).items()}
 
 
 def _scaling(first: str, second: str, pair: Versus) -> list[Block]:

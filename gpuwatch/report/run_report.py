@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER
 from gpuwatch.report import load, memory, probes
 from gpuwatch.report.document import Document, FindingBlock, Heading, Items, Table, Text
+from gpuwatch.report.starts import pooled
 from gpuwatch.report.svg import clock_text
 from gpuwatch.report.texts import advice_text
 from gpuwatch.units import age, seconds
@@ -105,26 +106,9 @@ def _shortcomings(run: RunData) -> list[Block]:
     if run.cut:
         found.append(Text(f"The recording ends early: {run.cut}", "warning"))
     found += [Text(f"{source.name} did not answer at the end: {source.value}", "warning") for source in run.silent]
-    found += [Text(text, "warning") for engine in run.engines for text in pooled(engine)]
+    found += [Text(text, "warning") for text in pooled(run.engines)]
     found += [Text(problem, "warning") for problem in run.problems]
     return found
-
-
-def pooled(engine: EngineRun) -> list[str]:
-    """Say that the figures of an engine hold several starts of it, and which of its flags were not the same in all."""
-    if not engine.starts:
-        return []
-    known = [{flag.name: flag.value or "given" for flag in start.flags} for start in engine.starts]
-    names = dict.fromkeys(name for flags in known for name in flags)
-    other = []
-    for name in names:
-        values = [flags.get(name, "not given") for flags in known]
-        if len(set(values)) > 1:
-            other.append(f"{name} {' → '.join(values)}")
-    flags = f"with other flags ({'; '.join(other)})" if other else "with the same flags as far as was seen"
-    served = sum(start.served is not None for start in engine.starts)
-    hold = "load and latency hold all of them together" if served > 1 else "it answered in one of them only"
-    return [f"{engine.title} was started {len(engine.starts)} times, {flags}: {hold}."]
 
 
 def _changes(run: RunData, results: tuple[ProbeData, ...]) -> list[str]:
@@ -144,15 +128,17 @@ def _what_ran(run: RunData) -> Table:
     rows = [("machine", run.host), ("recorded", f"{_date(run.started)}, every {run.interval:g} s, by {run.program}")]
     if run.note:
         rows.append(("note", run.note))
+    listed: set[tuple[str, str]] = set()
     for engine in run.engines:
         ranks = f", tensor parallel {engine.tensor_parallel}" if engine.tensor_parallel else ""
         rows.append(
             ("engine", f"{engine.kind} {engine.version or '(version unknown)'}, {engine.model}, {engine.title}{ranks}")
         )
-        for number, start in enumerate(engine.starts, 1):
+        for number, start in enumerate(engine.starts if (engine.server, engine.model) not in listed else (), 1):
             rows.append((f"start {number}", f"{_served(run, start)}: {_flags(start.flags) or 'flags not known'}"))
         if not engine.starts and _flags(engine.settings):
             rows.append(("flags", _flags(engine.settings)))
+        listed.add((engine.server, engine.model))
     if not run.engines:
         rows.append(("engine", "none answered"))
     names: dict[tuple[str, str], list[str]] = {}

@@ -34,6 +34,8 @@ HALF_YEAR = 183 * DAY
 
 ASKED = 2 * MINUTE
 """A server that was asked to end is killed after 30 s (Kubernetes) to 90 s (systemd) where it has not ended by then."""
+DRAINED = HOUR
+"""A server that was asked to end, and drains, serves its open requests this long where its supervisor lets it."""
 
 ENDS = (
     "engine_dead",
@@ -55,10 +57,11 @@ def ends(view: View) -> tuple[LogEvent, ...]:
     return view.events(*ENDS)
 
 
-def asked(view: View, end: LogEvent) -> LogEvent | None:
+def asked(view: View, end: LogEvent, within: int = ASKED) -> LogEvent | None:
     """Return the line that tells that a server was asked to end before it did: Ctrl-C, SIGTERM, a supervisor.
 
-    The same words after the end are those of the server that puts away what is left.
+    It came at most `within` milliseconds before the end. The same words after the end are those of the server that
+    puts away what is left.
     """
     run = view.run_of(end)
     for said in view.events("shutdown"):
@@ -67,11 +70,17 @@ def asked(view: View, end: LogEvent) -> LogEvent | None:
             continue
         gap = lag(said, end)
         if said.source == end.source:
-            if view.run_of(said) is run and said.line < end.line and (gap is None or gap <= ASKED):
+            if view.run_of(said) is run and said.line < end.line and (gap is None or gap <= within):
                 return said
-        elif gap is not None and 0 <= gap <= ASKED:
+        elif gap is not None and 0 <= gap <= within:
             return said
     return None
+
+
+def interrupted(view: View, end: LogEvent) -> bool:
+    """Return whether Ctrl-C ended a server. It reaches all processes at once, and the first may tell of it last."""
+    run = view.run_of(end)
+    return any(run.holds(said) and "KeyboardInterrupt" in said.text for said in view.events("shutdown"))
 
 
 def lag(cause: LogEvent, effect: LogEvent) -> int | None:

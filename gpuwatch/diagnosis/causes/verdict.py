@@ -267,7 +267,7 @@ def unknown_end(incident: Incident, end: LogEvent) -> Finding | None:
     view = View(incident)
     found, _ = judge(incident)
     known = any(finding.severity == "critical" and finding.id not in WHILE_RUNNING for finding in found)
-    if known or moments.asked(view, end) is not None:
+    if known or moments.asked(view, end, moments.DRAINED) is not None or moments.interrupted(view, end):
         return None
     return _finding(last_words.unknown_end(view, end))
 

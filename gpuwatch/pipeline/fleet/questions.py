@@ -33,7 +33,7 @@ INTERVALS = 4
 """A rate looks at this many scrapes."""
 SHORTEST_WINDOW = 60
 
-_PER_HOST = re.compile(r"\bby \(host\b")
+_PER_HOST = re.compile(r"\b(by|on) \(host\b")
 _MINUTE = re.compile(r"\[1m(?=[\]:])")
 
 
@@ -67,7 +67,7 @@ class Phrasing:
     def of_fleet(self) -> dict[str, str]:
         """Return the queries with one value per machine, by name."""
         return {
-            name: self.expr(_PER_HOST.sub(f"by ({self.cluster_label}, host", self._widened(OVERVIEWS[name].template)))
+            name: self.expr(_PER_HOST.sub(rf"\1 ({self.cluster_label}, host", self._widened(OVERVIEWS[name].template)))
             for name in PER_HOST
         }
 

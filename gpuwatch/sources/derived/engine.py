@@ -18,7 +18,8 @@ meanwhile: that counter moves when a victim runs again.
 
 Many clients that give up at once leave more places than prefill fills in that time. But a request is thrown out only
 when the pool is full, so that what is free right after several evictions is what the last of them held, and those that
-finished. Several that leave a pool with more room than that were not thrown out of it (`ROOM`, `VICTIM`).
+finished. Several that leave a pool with more room than that were not thrown out of it (`ROOM`, `VICTIM`). Of a pool
+that was full a page before (`FULL`) this says nothing: the last victim may have held many times as much as the others.
 
 A prompt that is computed in chunks needs room for the first of them only. Thrown out half computed, it is admitted
 again at once: such an eviction is read off the pool (`pool`), as one request, if the places did not show it.
@@ -47,6 +48,8 @@ SETTLED_MS = 700
 """When no place was filled again within this time, none will be soon. Less than the interval of pages at 1 Hz."""
 ROOM = 0.7
 """A pool that is used to this share may have thrown out requests just now: 0.72 to 0.92 was measured."""
+FULL = 0.95
+"""A pool that was used to this share a page before was full: its requests may well have been thrown out."""
 VICTIM = 2.0
 """What a victim, or a request that finished, held at most, in means of those that ran a page before."""
 LENGTH_WINDOW_MS = 300_000
@@ -301,7 +304,9 @@ def evicted_between(previous: Page | None, page: Page) -> float:
 
 def _has_room(previous: Page, page: Page) -> bool:
     """Return whether the pool has more room than the last of several evictions and the finished requests left."""
-    if page.usage is None or previous.usage is None or previous.running < 1 or page.usage >= ROOM:
+    if page.usage is None or previous.usage is None or previous.running < 1:
+        return False
+    if page.usage >= ROOM or previous.usage >= FULL:
         return False
     told = [_added(before, now) for before, now in zip(previous.counters, page.counters, strict=True)]
     computed = (told[0] + told[1]) / page.tokens if page.tokens else 0.0

@@ -105,6 +105,8 @@ def overview(model: Model, width: int, room: int) -> list[Row]:
 
 def _listed(found: Sequence[FindingRow], width: int, room: int) -> list[Row]:
     """Return all findings open where `room` lines allow it; else the first one open and a line for each other."""
+    if not found:
+        return []
     for detail in (2, 1, 0):
         body = [line for row in found for line in keyed(row.key, entry(row, width, detail))]
         if len(body) <= room:
@@ -119,7 +121,7 @@ def _listed(found: Sequence[FindingRow], width: int, room: int) -> list[Row]:
             return body
     shown = body[: max(room - 1, 1)]
     key, line = shown[-1]
-    if body[len(shown)][0] == key:
+    if len(shown) < len(body) and body[len(shown)][0] == key:
         shown[-1] = key, crop((*line, (" …", "dim")), width)
     left = len({row.key for row in found} - {key for key, _ in shown})
     return [*shown, *unkeyed([crop(((f" … {left} more (key 4)", "dim"),), width)])] if left else body

@@ -78,7 +78,7 @@ MOST_RANKS = 64
 ANSWERED = frozenset({"unauthorized", "not_metrics", "too_large", "not_found"})
 """Reasons of a source that did answer, with something that is no page of metrics."""
 
-_ADDRESS = re.compile(r" (?:from|at) https?://[^\s;:]+(?::\d+)?[^\s;:]*|(?<=the page )https?://\S+ ")
+_ADDRESS = re.compile(r" (?:from|at) https?://\S+?(?=[;:]?(?:\s|$))|(?<=the page )https?://\S+ ")
 
 KIND_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 

@@ -217,6 +217,12 @@ def test_the_result_of_a_probe_is_packed_under_other_names_and_a_file_that_is_no
     assert "result of probe ramp" in [item["kind"] for item in manifest["inputs"]]
 
 
+def test_the_result_of_a_probe_with_an_address_that_is_none_is_packed(log, tmp_path):
+    probe = tmp_path / "ramp.json"
+    probe.write_text(json.dumps({"schema": 1, "probe": "ramp", "server": {"url": "http://[bad:80"}}))
+    assert main(["bundle", "-o", str(tmp_path / "b.tar.gz"), str(log), str(probe)]) == 0
+
+
 def test_a_host_of_two_letters_has_another_name_as_well(tmp_path):
     path = tmp_path / "a.rec"
     writer = Writer(path, Header("vm", scenario.START, 1.0, "test"))

@@ -14,7 +14,7 @@ import pytest
 from gpuwatch.cli import UsageError, check, watching
 from gpuwatch.cli.doctor import _engine
 from gpuwatch.clock import SystemClock
-from gpuwatch.config import Config
+from gpuwatch.config import Config, EngineConfig, LogConfig
 from gpuwatch.diagnosis.finding import Finding, NotEnough
 from gpuwatch.model import Reason, SourceError
 from gpuwatch.snapshot import SourceState
@@ -90,6 +90,21 @@ def test_an_engine_asked_for_by_name_that_never_answers_is_not_fine_beside_gpus_
     assert problem.endswith("(refused: nothing listens there)")
     seen.findings["x"] = Finding("gpu_lost", "critical", "t", "c", 1.0, ())
     assert report(capsys, seen)[0] == 1  # what was found outranks what is not known
+
+
+def test_a_log_that_is_named_with_its_engine_or_is_standard_input_counts_as_named_and_each_has_a_line(capsys):
+    config = Config(
+        engines=(EngineConfig(url="http://127.0.0.1:1", log="/no/such.log"),), logs=(LogConfig(source="-"),)
+    )
+    logs = [SourceState("log", name, up=False, reason="not_found", detail="no") for name in ("/no/such.log", "stdin")]
+    seen = seen_of(NVML, *logs, readable=True)
+    seen.named = check._named(config)
+    code, out = report(capsys, seen)
+    assert code == 3
+    assert [line for line in out.splitlines() if "was not judged" in line] == [
+        f"log {name} was not judged: it never answered with anything that could be read (not_found: no)"
+        for name in ("/no/such.log", "stdin")
+    ]
 
 
 def test_an_engine_that_answered_once_was_judged(capsys):

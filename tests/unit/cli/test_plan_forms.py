@@ -31,10 +31,25 @@ def planned(capsys, command, *arguments):
         ("nvcr.io/nvidia/vllm:25.09-py3", "vllm serve x", ""),
         ("lmcache/vllm-openai:v0.3.9", "--model x", ""),
         ("lmsysorg/sglang:v0.5.3", "vllm serve x", ""),
+        ("docker.io/lmcache/vllm-openai:v0.3.9", "x", ""),
+        ("registry.corp/ml/vllm:0.3.1", "vllm serve x", ""),
+        ("registry.corp/ml/vllm:v0.8.5", "vllm serve x", "0.8.5"),
+        ("registry.corp/ml/vllm:v1.4.2", "vllm serve x", ""),
+        ("vllm/vllm-openai:v1.4.2", "--model x", "1.4.2"),
+        ("nvcr.io/nvidia/ai-dynamo/sglang-runtime:0.6.1", "sglang serve x", ""),
+        ("--add-host sglang:10.0.0.2 lmsysorg/sglang:v0.5.3", "sglang serve x", "0.5.3"),
+        ("-e IMAGE=vllm/vllm-openai:v0.6.0 vllm/vllm-openai:v0.11.0", "--model x", "0.11.0"),
     ],
 )
 def test_the_name_of_an_image_says_the_version_of_the_engine_that_it_is_called_after(image, rest, version):
     assert read_launch(f"docker run --gpus all {image} {rest}").image == version
+
+
+def test_where_the_version_is_from_is_said(capsys):
+    notes = planned(capsys, f"docker run vllm/vllm-openai:v0.8.5 {MODEL}")[1]["notes"]
+    assert "vllm 0.8.5 by the name of its image (--engine-version)" in notes
+    notes = planned(capsys, f"docker run registry.corp/ml/vllm:0.3.1 vllm serve {MODEL}")[1]["notes"]
+    assert any(note.endswith("assumed (--engine-version)") for note in notes)
 
 
 def test_flags_of_an_sglang_image_are_those_of_its_version(capsys):
@@ -69,6 +84,18 @@ def test_the_launcher_of_sglang_is_told_its_model_by_a_flag(capsys, bare):
         ("docker run --entrypoint python3 img -m vllm.entrypoints.openai.api_server --model x", ("--model", "x")),
         ("docker run --entrypoint bash vllm/vllm-openai:v0.11.0 -c 'cd /srv && vllm serve x'", ("x",)),
         ("docker run --entrypoint '' img vllm serve x", ("x",)),
+        ("podman run --entrypoint '[\"vllm\", \"serve\"]' vllm/vllm-openai:v0.11.0 x -tp 2", ("x", "-tp", "2")),
+        ("podman run --entrypoint '[\"sh\",\"-c\"]' vllm/vllm-openai:v0.11.0 'vllm serve x'", ("x",)),
+        ("docker run --entrypoint /start.sh vllm/vllm-openai:v0.11.0 x -tp 2", ("x", "-tp", "2")),
+        ("docker run --entrypoint /start vllm/vllm-openai:v0.11.0 --model x", ("--model", "x")),
+        ('echo "to stop: pkill -f \\"vllm serve y\\"" ; vllm serve x', ("x",)),
+        ('echo "Starting vllm serve now" && vllm serve x -tp 2', ("x", "-tp", "2")),
+        ("echo Starting vllm serve now && vllm serve x -tp 2", ("x", "-tp", "2")),
+        ("echo Starting vllm serve now && bash -c 'vllm serve x'", ("x",)),
+        ('curl -d "run vllm serve --port abc" y; vllm serve x', ("x",)),
+        ('logger "vllm serve starting"; bash -lc "vllm serve x"', ("x",)),
+        ("sudo tmux new-session -d 'vllm serve x'", ("x",)),
+        ("'vllm serve x -tp 2'", ("x", "-tp", "2")),
         ('bash -c "vllm serve x -tp 2"', ("x", "-tp", "2")),
         ("ssh host 'nohup vllm serve x > log'", ("x",)),
         ("ssh host 'docker run vllm/vllm-openai:v0.11.0 --model x'", ("--model", "x")),
@@ -79,6 +106,19 @@ def test_the_launcher_of_sglang_is_told_its_model_by_a_flag(capsys, bare):
         ("command: >\n  vllm serve x\n  -tp 2\n", ("x", "-tp", "2")),
         ("args: |\n  vllm serve x", ("x",)),
         ('command:\n  - vllm\n  - serve\n  - "x"\n  - --dtype=half', ("x", "--dtype=half")),
+        ("- vllm\n- serve\n- x   # the model\n- --seed=1  # same", ("x", "--seed=1")),
+        ('- vllm\n- serve\n- x\n- "{\\"a\\": 1}"\n- \'it\'\'s\'', ("x", '{"a": 1}', "it's")),
+        ("command:\n  - sh\n  - -c\n  - |\n    vllm serve x -tp 2\n", ("x", "-tp", "2")),
+        ('command: ["vllm", "serve"]\nargs: ["x", "-tp", "2"]', ("x", "-tp", "2")),
+        ('args: ["vllm serve x"]\ncommand: ["/bin/sh", "-c"]\nimage: vllm/vllm-openai:v0.11.0', ("x",)),
+        ('image: vllm/vllm-openai:v0.11.0\ncommand: ["--model", "x"]', ("--model", "x")),
+        ("image: vllm/vllm-openai:v0.11.0\ncommand: --model x", ("--model", "x")),
+        ("- vllm serve x -tp 2", ("x", "-tp", "2")),
+        (
+            "services:\n  a:\n    command: nginx\n  b:\n    image: vllm/vllm-openai:v0.11.0\n    command: --model x",
+            ("--model", "x"),
+        ),
+        ("[ -d x ] && vllm serve x", ("x",)),
     ],
 )  # fmt: skip
 def test_an_engine_is_found_however_it_is_started(text, arguments):
@@ -91,6 +131,8 @@ def test_an_engine_is_found_however_it_is_started(text, arguments):
         "docker run --entrypoint nvidia-smi vllm/vllm-openai:v0.11.0 serve x",
         "command: >\n  --model x --tensor-parallel-size 2",
         'bash -c "echo vllm"',
+        'echo "vllm serve x"',
+        "docker run --entrypoint bash vllm/vllm-openai:v0.11.0 -c nvidia-smi",
         "[1, 2]",
     ],
 )
@@ -107,6 +149,24 @@ def test_a_line_within_quotes_is_repaired_within_them(capsys):
     assert words[:-1] == shlex.split(image.format("<redacted>", ""))
     assert shlex.split(words[-1]) == shlex.split(line.format("", "'<redacted>'"))
     assert plan["serves"]
+
+
+def test_lines_in_front_of_the_command_stay_lines():
+    text = "args: |\n  cd /srv\n  exec vllm serve x -tp 2"
+    assert read_launch(text).repaired(()) == "cd /srv\nexec vllm serve x -tp 2"
+    listed = "- sh\n- -c\n- |\n  cd /srv\n  vllm serve x"
+    assert shlex.split(read_launch(listed).repaired(())) == ["sh", "-c", "cd /srv\nvllm serve x"]
+
+
+def test_a_file_of_settings_may_say_the_model_of_sglang(capsys):
+    _, plan = planned(capsys, "python3 -m sglang.launch_server --config cfg.yaml", MODEL)
+    assert plan["flags"] == []
+
+
+def test_counts_are_carried_over_in_digits(capsys):
+    start = f"sglang serve {MODEL}"
+    _, plan = planned(capsys, f"{start} --max-model-len 32K --max-num-batched-tokens=4k")
+    assert plan["command"] == f"{start} --context-length 32768 --chunked-prefill-size=4000"
 
 
 def test_a_line_within_a_line_keeps_both():

@@ -128,21 +128,27 @@ def test_clients_that_give_up_all_at_once_and_send_again_are_no_evictions_howeve
 @pytest.mark.parametrize(
     ("changes", "evictions"),
     [
-        # Eight requests held 39 blocks: two means of them are 9.75.
+        # Eight requests held 37 of 39 blocks: two means of them are 9.25.
         pytest.param({"used_blocks": 28}, 2, id="72 % of the pool is used"),
         pytest.param({"used_blocks": 27}, 0, id="12 blocks are free"),
         pytest.param({"used_blocks": 27, "generation_tokens": 384}, 2, id="three blocks were generated meanwhile"),
         pytest.param({"used_blocks": 27, "prompt_tokens": 384}, 2, id="three blocks were computed meanwhile"),
         pytest.param({"used_blocks": 27, "prompt_tokens": 128}, 0, id="one block was computed meanwhile"),
-        pytest.param({"used_blocks": 20, "running": 5, "finished": 1}, 2, id="one finished: 19.5 may be free"),
-        pytest.param({"used_blocks": 19, "running": 5, "finished": 1}, 0, id="one finished, and 20 are free"),
+        pytest.param({"used_blocks": 21, "running": 5, "finished": 1}, 2, id="one finished: 18.5 may be free"),
+        pytest.param({"used_blocks": 20, "running": 5, "finished": 1}, 0, id="one finished, and 19 are free"),
         pytest.param({"used_blocks": 10, "preemptions": 1}, 1, id="the engine counted one of them meanwhile"),
         pytest.param({"used_blocks": 10, "running": 7, "waiting": 5}, 1, id="a single one may have held a long prompt"),
     ],
 )
 def test_several_evictions_leave_no_more_room_than_the_last_victim_held(changes, evictions):
-    feed = Feed()(running=8, waiting=4, used_blocks=39)
+    feed = Feed()(running=8, waiting=4, used_blocks=37)
     assert feed(**{"running": 6, "waiting": 6, **changes})()()[EVICTIONS] == evictions
+
+
+def test_a_long_prompt_that_is_thrown_out_among_short_ones_leaves_a_pool_with_room():
+    # Of 23 requests in a full pool two are thrown out, one of which held 13 of the 39 blocks.
+    feed = Feed()(running=23, waiting=18, used_blocks=39)
+    assert feed(running=21, waiting=24, used_blocks=25)()()[EVICTIONS] == 2
 
 
 def test_places_that_are_filled_in_part_leave_the_rest_as_evictions():

@@ -251,6 +251,21 @@ class TestObservation:
         assert "dmesg" not in said
         assert "status 0" not in said
 
+    @pytest.mark.parametrize(
+        ("facts", "words"),
+        [
+            ((), "; vLLM 0.9.1 and newer shares the work among more (--api-server-count)"),
+            ((fact("version", "0.31.0"),), "; vLLM shares the work among more (--api-server-count)"),
+            ((fact("version", "0.8.5"),), ""),
+            ((fact("engine", "sglang"), fact("version", "0.5.5")), ""),
+        ],
+    )
+    def test_more_front_ends_are_not_advised_to_an_engine_that_cannot_have_them(self, facts, words):
+        live = {**self.down(), series("gpuwatch_source_failing", **SOURCE, reason="timeout"): lambda s: float(s >= 10)}
+        finding = Watch(facts).run(40, live)["engine_down"]
+        (advice,) = [advice.text for advice in finding.advice if "front end (top)" in advice.text]
+        assert advice.partition("answers late")[2] == words
+
     def test_on_another_machine_a_time_out_may_be_the_network(self):
         far = {**SOURCE, "target": "10.0.0.9:8000", "server": "10.0.0.9:8000"}
         live = {

@@ -106,6 +106,7 @@ class TestQueue:
     def test_one_that_is_served_in_minutes_may_wait(self):
         finding = Watch().run(101, self.live(self.growing, ended=1 / 60))["queue_growth"]
         assert finding.advice[-1].proposed == "1"
+        assert "1 that wait take 60 s" in finding.advice[-1].text
 
     def test_requests_that_come_back_from_the_host_did_not_arrive(self):
         # 40 are open all the time; V0 swaps in what it had swapped out.
@@ -267,6 +268,10 @@ class TestCpu:
         finding = Watch().run(90, self.live("api_server"))["cpu_bound"]
         assert finding.cause.startswith("The API server, which tokenises, checks and streams, uses 0.99 cores")
         assert flags(finding)[0] == ("--api-server-count", "1", "2")
+
+    def test_a_version_that_has_one_api_server_is_not_advised_to_have_two(self):
+        finding = Watch((fact("version", "0.8.5"),)).run(90, self.live("api_server"))["cpu_bound"]
+        assert "--api-server-count" not in [flag for flag, _, _ in flags(finding)]
 
     def test_the_scheduler_is_answered_with_what_takes_python_out_of_a_step(self):
         facts = (fact("enforce_eager", value=True), fact("flag.async-scheduling", value=False))

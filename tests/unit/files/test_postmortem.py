@@ -12,13 +12,14 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from unit.pipeline import scenario
 
 from gpuwatch.alerts.rulefile import load, shipped_paths
 from gpuwatch.cli.tui import DEMO
 from gpuwatch.model import NAME, name_of
 from gpuwatch.pipeline.postmortem import in_order, investigate, join, natural
 from gpuwatch.pipeline.replay import replay
-from gpuwatch.recording import Reader, Writer
+from gpuwatch.recording import Header, Reader, Writer
 from gpuwatch.sources.files.read import read_file
 
 OOM = (
@@ -209,3 +210,15 @@ def test_progress_is_told_with_the_size_of_the_file(put):
     assert {step[0] for step in steps} == {path}
     assert steps[-1][1:] == (size, size)
     assert len(steps) >= 3
+
+
+def test_what_a_recording_could_not_be_judged_on_at_its_end_is_said_though_it_was_before(tmp_path):
+    path = tmp_path / "end.rec"
+    writer = Writer(path, Header("node", scenario.START, 1.0, "test"))
+    for second in range(60):
+        writer.write(scenario.page(second, scenario.STORM[0]) if second < 50 else scenario.down(second))
+        writer.tick(scenario.START + 1000 * second)
+    writer.close()
+    missing = {item.id: item.missing for item in investigate([str(path)], "", LATER, rules).not_enough}
+    assert missing["queue_growth"] == "judged before, and not at the end: the engine does not answer"
+    assert "judged before" not in missing["gpu_lost"]

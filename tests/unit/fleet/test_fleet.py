@@ -408,7 +408,7 @@ def test_rates_look_at_four_scrapes_and_at_a_minute_at_least():
     often, seldom = Phrasing(scrape=5).of_fleet(), Phrasing(scrape=60).of_machine(("", "h"))
     assert "[60s]" in often["host_generation_rate"]
     assert "[240s]" in seldom["preemption_rate"]  # the catalogue's own minute would hold one sample
-    assert "$" not in "".join([*often.values(), *seldom.values()])
+    assert "$__" not in "".join([*often.values(), *seldom.values()])
     assert "by (cluster, host) (gpuwatch_gpu_info)" in often["host_gpus"]
 
 

@@ -140,3 +140,11 @@ def test_the_longest_request_is_one_block_short_of_the_pool():
 
 def test_the_newest_versions_are_those_that_are_known():
     assert NEWEST == {"vllm": (0, 33, 0), "sglang": (0, 5, 23)}
+
+
+def test_throughput_mode_doubles_what_is_left_to_vllm():
+    deployment = Deployment("vllm", (0, 32, 0), 24 * GIB, context=32768)
+    filled = with_defaults(deployment, PLAIN, chunk=None, sequences=4096, fraction=None, doubled=True)
+    assert (filled.chunk, filled.sequences) == (4096, 4096)
+    filled = with_defaults(deployment, PLAIN, chunk=1024, sequences=None, fraction=None, doubled=True)
+    assert (filled.chunk, filled.sequences) == (1024, 512)

@@ -37,6 +37,37 @@ def test_some_of_several_files_are_not_all_of_the_weights(tmp_path):
     assert note in model.notes
 
 
+def test_another_file_beside_the_parts_does_not_hide_missing_ones(tmp_path):
+    for name in ("model-00001-of-00004", "extra"):
+        (tmp_path / f"{name}.safetensors").write_bytes(bytes(1000))
+    size, (note,) = weight_files(tmp_path)
+    assert size is None
+    assert note.startswith("3 of 4 weight files, by the names of the others, are not in the folder")
+
+
+def test_two_whole_sets_lie_side_by_side(tmp_path):
+    for name in ("a-00001-of-00002", "a-00002-of-00002", "b-00001-of-00001"):
+        (tmp_path / f"{name}.safetensors").write_bytes(bytes(1000))
+    assert weight_files(tmp_path) == (3000, ())
+
+
+def test_a_link_that_leads_nowhere_is_no_weight_file(tmp_path):
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blobs" / "gone")
+    size, (note,) = weight_files(tmp_path)
+    assert size is None
+    assert note.startswith("1 of 1 weight files cannot be read")
+
+
+def test_names_that_are_too_long_for_a_file_are_names_of_none(tmp_path):
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": {"a": "b" * 300}}))
+    size, (note,) = weight_files(tmp_path)
+    assert size is None
+    assert note.startswith("1 of 1 weight files of the index are not in the folder")
+    with pytest.raises(ModelConfigError, match="is neither a folder nor a file"):
+        load("a" * 300)
+
+
 def test_files_too_small_for_the_shape_in_any_type_are_not_its_weights(tmp_path):
     # 2 layers of 497,025,024 and 2 x 778,567,680 of embedding and head: 5.1 GB in 16 bits, 0.64 in two
     (tmp_path / "config.json").write_text(json.dumps(config(2, 8, 128)))

@@ -65,7 +65,18 @@ def test_a_step_of_sglang_is_a_multiple_of_its_pages():
     (reason,) = reasons(launched("sglang", (0, 5, 23), chunk=2000, block_size=64))
     assert reason.endswith("--chunked-prefill-size 1984")
     assert reasons(launched("sglang", (0, 5, 23), chunk=1984, block_size=64)) == []
-    assert reasons(launched("sglang", (0, 4, 6), chunk=2000, block_size=64)) == []
+    assert reasons(launched("sglang", (0, 4, 6), chunk=2000, block_size=64)) == [reason]
+    assert reasons(launched("sglang", (0, 4, 5), chunk=2000, block_size=64)) == []
+    assert reasons(launched("sglang", (0, 5, 23), chunk=2000, block_size=64, paged_steps=False)) == []
+
+
+def test_a_step_of_sglang_is_divided_among_the_groups_before_its_pages_are_checked():
+    shared = {"chunk": 448, "block_size": 64, "tp": 8, "dp_attention": 8}
+    (reason,) = reasons(launched("sglang", (0, 5, 23), **shared))  # 56 tokens each
+    assert reason.endswith("--chunked-prefill-size 512")
+    assert reasons(launched("sglang", (0, 5, 3), **shared)) == []  # 448 is checked, or 56: not known
+    assert reasons(launched("sglang", (0, 5, 23), **{**shared, "chunk": 1100}))[0].endswith("size 1024")
+    assert reasons(launched("sglang", (0, 5, 23), **{**shared, "chunk": 1024})) == []
 
 
 def test_no_change_makes_a_step_that_is_refused():

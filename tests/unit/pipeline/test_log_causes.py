@@ -272,6 +272,51 @@ def test_an_engine_that_was_asked_to_end_did_not_die(follow):
     assert follow.seen == set()
 
 
+ASKED = "INFO 02-01 10:05:00 [launcher.py:110] Shutting down FastAPI HTTP server.\n"
+KNOWN = trace("execute_model", "forward", error=oom()) + "\n" + FOLLOWS
+
+
+def test_a_server_that_drains_for_minutes_after_it_was_asked_to_end_did_not_die(follow):
+    follow.run(3, BEGIN + POOL + READY)
+    follow.run(200, ASKED)
+    follow.run(10, FOLLOWS)
+    assert follow.seen == set()
+
+
+def test_a_server_that_serves_for_hours_after_a_signal_was_not_asked_to_end_by_it(follow):
+    follow.run(3, BEGIN + POOL + READY)
+    follow.run(7200, ASKED)
+    assert follow.run(10, FOLLOWS).ids == ["worker_died"]
+
+
+def test_a_start_that_is_interrupted_did_not_fail_although_the_first_process_says_so_last(follow):
+    failed = "(EngineCore_DP0 pid=77) ERROR 02-01 10:00:20 [core.py:900] EngineCore failed to start.\n"
+    follow.run(3, BEGIN)
+    follow.run(1, failed)
+    follow.run(10, "(APIServer pid=70) KeyboardInterrupt\n")
+    assert follow.seen == set()
+
+
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [(ASKED + FATAL, set()), (FATAL + KNOWN, {"prefill_activation_oom"}), (FATAL + ODD + FOLLOWS, {"worker_died"})],
+)
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_an_end_is_judged_by_the_lines_of_its_own_run_however_soon_the_next_begins(after, end, found, follow):
+    follow.run(3, BEGIN + POOL + READY)
+    if after:
+        follow.run(after, end)
+    follow.run(10, BEGIN_AGAIN if after else end + BEGIN_AGAIN)
+    assert follow.seen == found
+
+
+def test_two_runs_that_end_in_one_poll_are_both_told(follow):
+    follow.run(3, BEGIN + POOL + READY)
+    follow.run(6, FATAL + ODD + BEGIN_AGAIN + POOL + READY + (FATAL + ODD).replace("10:05", "10:25"))
+    rows = follow.pipeline.querier.instant("sum(gpuwatch_log_causes_total)", follow.clock.now())
+    assert [value for _, value in rows.items()] == [2.0]
+
+
 def test_a_second_run_that_dies_is_told_of_again(follow):
     follow.run(3, BEGIN + POOL + READY)
     follow.run(6, FATAL + ODD)

@@ -152,13 +152,22 @@ def test_a_request_that_the_end_of_the_probe_cut_off_is_no_answer_and_no_broken_
     [
         ("However, you requested 4101 tokens (4069 in the messages, 32 in the completion).", 4101),
         ("You requested a total of 4,101 tokens: 4069 tokens from the input messages and 32", 4101),
-        ("However, your request has 5000 input tokens. Please reduce the length", 5000),
-        ("The input (5000 tokens) is longer than the model's context length (4096 tokens).", 5000),
+        ("However, your request has 5000 input tokens. Please reduce the length", 5008),
+        ("'max_tokens' is too large: 8. (8 > 4096 - 4090) and your request has 4090 input tokens", 4098),
+        ("The input (5000 tokens) is longer than the model's context length (4096 tokens).", 5008),
+        ("Input length (5000 tokens) exceeds the maximum allowed length (4095 tokens).", 5008),
+        ("your prompt contains at least 4097 input tokens, which exceeds this limit", 4105),
+        ("you requested 8 output tokens and your prompt contains 4090 input tokens, for a total of 4098 tokens.", 4098),
+        ("you requested 8 output tokens and your prompt contains at least 4089 input tokens, for a total of at", 4097),
+        ("You passed 4097 input tokens and requested 8 output tokens. However, the model's context", 4105),
+        ("The decoder prompt (length 4096) plus the number of requested output tokens (at least 1)", 4104),
+        ("your prompt contains 99999 characters (the upper bound for 4088 input tokens).", None),
+        ("However, you requested 8 output tokens, which is too many.", None),
         ("This model's maximum context length is 4096 tokens.", None),
     ],
 )
-def test_the_size_of_a_request_is_read_from_its_refusal(words, tokens):
-    assert requested(f"HTTP 400: {words}") == tokens
+def test_the_size_of_a_request_of_8_tokens_to_answer_is_read_from_its_refusal(words, tokens):
+    assert requested(f"HTTP 400: {words}", 8) == tokens
 
 
 def test_a_stated_length_that_is_refused_is_said():

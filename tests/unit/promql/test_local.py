@@ -235,3 +235,14 @@ def test_the_end_of_the_first_bucket_is_told_where_a_quantile_lies_in_it(first, 
         store.append("t", second_at * 1000, keys, values)
     found = LocalQuerier(store).instant(CATALOGUE["queue_p95_at_most"].template, 60_000)
     assert dict(found.items()) == ({} if bound is None else {(("server", "s"),): pytest.approx(bound)})
+
+
+def test_memory_of_a_machine_is_that_of_its_cards_and_of_the_mig_devices_of_cards_that_do_not_tell():
+    keys = tuple(
+        series("gpuwatch_gpu_memory_used_bytes", host="h", gpu=gpu, uuid=f"u{gpu}")
+        for gpu in ("0", "1", "1:0", "2:0", "2:1", "12:0")
+    )
+    store = Store()
+    store.append("t", 0, keys, [1.0, 10.0, 5.0, 100.0, 200.0, 1000.0])  # cards 2 and 12 may not be read
+    found = LocalQuerier(store).instant(CATALOGUE["host_gpu_memory_used"].template, 0)
+    assert dict(found.items()) == {(("host", "h"),): 1311.0}

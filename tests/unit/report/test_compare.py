@@ -120,12 +120,12 @@ def test_a_run_of_several_starts_is_not_held_against_another_without_a_word():
     one, other = run("a", seed=1), run("b", seed=2)
     starts = tuple(
         EngineStart(START + at, (START + at, START + at + 1000), (Setting("--max-num-seqs", value),))
-        for at, value in ((0, "16"), (150_000, "2"))
+        for at, value in ((0, "16"), (150_000, "2"), (300_000, "16"))
     )
     two = replace(other, engines=(replace(other.engines[0], starts=starts),))
     text = markdown.write(compare_report.build([one, two]))
-    assert "B: 127.0.0.1:8000 was started 2 times, with other flags (--max-num-seqs 16 → 2)" in text
-    assert "| --max-num-seqs | not given | 16 → 2 |" in text
+    assert "B: 127.0.0.1:8000 was started 3 times, with other flags (--max-num-seqs 16 → 2 → 16)" in text
+    assert "| --max-num-seqs | not known | 16 → 2 → 16 |" in text
 
 
 def test_a_difference_outside_of_the_leading_figures_is_not_passed_over():

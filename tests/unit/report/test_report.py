@@ -19,6 +19,7 @@ from gpuwatch.report.data import Curve, EngineRun, EngineStart, GpuRun, RunData,
 from gpuwatch.report.document import Document, Figure, Heading, Items, Lines, Table, Text
 from gpuwatch.report.probes import ProbeData, ProbeFileError, read
 from gpuwatch.report.run_report import verdict
+from gpuwatch.report.starts import pooled
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m|`*_[x](http://e.example)"
 
@@ -347,6 +348,29 @@ def test_each_start_of_an_engine_is_listed_with_its_flags_and_the_time_in_which_
         "was started 2 times, with other flags (--max-num-seqs 16 → 2; --enforce-eager not given → given): it "
         "answered in one of them only." in text
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (("64", "128", "64"), "with other flags (--max-num-seqs 64 → 128 → 64): load"),
+        (("64", "64", "128"), "with other flags (--max-num-seqs 64 → 128): load"),
+        (("64", "", "64"), "with the same flags as far as was seen; flags not known of 1: load"),
+        (("", "", "64"), "with flags that are known of one of them: load"),
+        (("", "", ""), "with flags that are known of none of them: load"),
+    ],
+)
+def test_flags_of_a_start_that_are_not_known_are_not_called_absent(values, said):
+    starts = tuple(
+        EngineStart(START, (START, START + 1000), (Setting("--max-num-seqs", value),) if value else ())
+        for value in values
+    )
+    engine = full().engines[0]
+    ranks = tuple(replace(engine, rank=rank, starts=starts) for rank in "012")
+    (text,) = pooled(ranks)
+    assert text.startswith(f"{engine.server} was started 3 times, {said}")
+    written = markdown.write(run_report.build(replace(full(), engines=ranks)))
+    assert written.count("| start 1 |") == 1
 
 
 def test_what_was_judged_before_the_end_is_told_apart_from_what_never_was():

@@ -11,6 +11,7 @@ from gpuwatch.alerts.rulefile import load, shipped_paths
 from gpuwatch.diagnosis.finding import Finding, NotEnough
 from gpuwatch.model import Batch, Fact, Reason, series
 from gpuwatch.pipeline.run_data import Collector, collect
+from gpuwatch.pipeline.run_starts import Starts
 from gpuwatch.pipeline.run_windows import MOST_POINTS, MOST_WINDOWS, EngineBook, Points, rows_of
 from gpuwatch.pipeline.unjudged import Unjudged
 from gpuwatch.recording import Header, Tick
@@ -230,7 +231,7 @@ def launch(second, process, seqs):
 
 
 def log(second, name, seqs, line=4):
-    facts = (("started", "banner", name, line), ("flag.max-num-seqs", seqs, name, line + 4))
+    facts = (("started", "banner", name, line), ("flag.max-num-seqs", seqs, name, None if line is None else line + 4))
     return told(second, f"log:{name}", *facts)
 
 
@@ -251,6 +252,9 @@ def again(second, tokens=0):
         lambda at: (launch(at, 8, 2), again(at + 3)),
         lambda at: (log(at, "b.log", 2), launch(at + 1, 8, 2), again(at + 3)),
         lambda at: (log(at, "a.log", 2, line=90), again(at + 3)),
+        lambda at: (log(at, "a.log", 2), again(at + 3)),  # the log was emptied
+        lambda at: (log(at, "a.log", 2), page(at + 3)),
+        lambda at: (log(at, "a.log", 2, line=None), again(at + 3)),
         lambda at: (log(at, "b.log", 2), again(at + 3)),
     ],
 )
@@ -265,6 +269,67 @@ def test_a_second_start_counts_once_however_it_shows_and_has_its_own_flags(tmp_p
     ]
     flags = [{item.name: item.value for item in start.flags} for start in engine.starts]
     assert [known["--max-num-seqs"] for known in flags] == ["16", "2"]
+
+
+def starts_of(batches):
+    """Return begin, end of service and flags of each start, in seconds."""
+    starts = Starts()
+    for batch in batches:
+        starts.take(batch, batch.time)
+    return [
+        ((start.begun - START) // 1000, start.served and (start.served[1] - START) // 1000,
+         [item.value for item in start.flags if item.name == "--max-num-seqs"])
+        for start in starts.of(SERVER)
+    ]  # fmt: skip
+
+
+def test_the_flags_of_two_starts_in_the_journal_which_has_no_lines_are_those_of_each():
+    unit = (log(0, "journal:vllm", 16, None), page(1), gone(4), log(5, "journal:vllm", 2, None), again(8))
+    assert starts_of(unit) == [(0, 1, ["16"]), (5, 8, ["2"])]
+
+
+@pytest.mark.parametrize("sign", [again, page])
+@pytest.mark.parametrize("tells", [lambda at: log(at, "a.log", 2), lambda at: launch(at, 8, 2)])
+def test_what_tells_first_of_the_restart_says_nothing_of_the_start_before(tells, sign):
+    assert starts_of([page(0), page(3), gone(4), tells(5), sign(8)]) == [(0, 3, []), (5, 8, ["2"])]
+
+
+def test_starts_that_the_page_tells_of_in_the_same_words_are_all_counted():
+    ticks = [page(0), gone(1), again(2), gone(3), again(4), gone(5), again(6)]
+    assert [begun for begun, _, _ in starts_of(ticks)] == [0, 2, 4, 6]
+
+
+def test_a_second_first_line_and_what_a_part_of_a_recording_repeats_are_no_starts():
+    banner = told(0, "log:a.log", ("started", "banner", "a.log", 3))
+    batches = [banner, told(1, "log:a.log", ("started", "api", "a.log", 9)), log(2, "a.log", 16, 9), page(3)]
+    assert starts_of(batches) == []
+    known = Fact("engine_restarted", "counter fell", "page", time=START - 9000, server=SERVER)
+    repeated = [replace(page(4), facts=(known,)), replace(log(5, "a.log", 16, 9), target="nvml")]
+    mixed = replace(log(6, "a.log", 16, 9), facts=(*launch(6, 7, 16).facts, *log(6, "a.log", 16, 9).facts))
+    assert starts_of([*batches, *repeated, mixed]) == []
+
+
+def test_an_older_run_in_a_log_that_is_read_in_two_steps_is_no_start_of_this_recording():
+    def old(second, seqs, written):
+        batch = log(second, "docker:vllm", seqs, None)
+        return replace(batch, facts=(replace(batch.facts[0], time=START + 1000 * written), *batch.facts[1:]))
+
+    assert starts_of([page(0), old(0, 2, -900), old(1, 16, -300), page(2)]) == []
+
+
+def test_each_model_at_an_address_has_its_own_starts_and_flags(tmp_path, rules):
+    def other(batch):
+        keys = tuple(tuple((key, "big" if key == "model_name" else value) for key, value in row) for row in batch.keys)
+        return replace(batch, keys=keys)
+
+    ticks = [(0, [launch(0, 7, 16), page(0)]), *((n, [page(n, tokens=n * 50)]) for n in (1, 2, 3)), (4, [gone(4)])]
+    ticks += [(5, [launch(5, 8, 2)]), (8, [other(again(8))]), *((n, [other(page(n))]) for n in (9, 10, 11))]
+    data = collect(record(tmp_path / "a.rec", ticks), rules)
+    flags = {engine.model: {item.name: item.value for item in engine.settings} for engine in data.engines}
+    assert flags["tiny"] == {"--max-num-seqs": "16"}
+    assert flags["big"]["--max-num-seqs"] == "2"
+    assert [engine.starts for engine in data.engines] == [(), ()]
+    assert f"{SERVER} was started 2 times, with vllm big and vllm tiny: each has figures of its own" in data.problems
 
 
 def test_a_start_that_never_answers_has_nothing_of_the_one_before(tmp_path, rules):

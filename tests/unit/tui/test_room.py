@@ -73,6 +73,15 @@ def test_the_others_get_a_line_each_and_of_what_has_no_room_the_number_is_said()
     assert lines[-1] == " … 3 more (key 4)"
 
 
+@pytest.mark.parametrize("room", [-1, 0, 1])
+def test_no_room_at_all_is_no_error(room):
+    for snapshot in (scenes.calm(), scenes.many_findings(), scenes.storm()):
+        model = model_of(snapshot)
+        assert draw_findings.overview(model, 80, room)
+        one = replace(model, findings=model.findings[:1])
+        assert draw_findings.overview(one, 80, room)
+
+
 def test_what_is_left_of_the_room_goes_to_the_named_sections_first():
     wants = {"findings": (6, 40), "engines": (7, 12), "gpus": (6, 10)}
     assert share(30, wants, ("gpus", "engines")) == {"findings": 8, "engines": 12, "gpus": 10}
@@ -124,6 +133,8 @@ def test_what_could_not_be_judged_says_of_whom():
          "no metrics for 4 s: not a metrics page: the page is a web page (HTML), not metrics"),
         ("not_found", "no /metrics at http://127.0.0.1:8609 (HTTP 404); vLLM has it by default", None,
          "no metrics: not found: no /metrics (HTTP 404); vLLM has it by default"),
+        ("unauthorized", "HTTP 401 from http://[::1]:8609/metrics: give token", None,
+         "no metrics: not authorised: HTTP 401: give token"),
         ("unreachable", "connection refused: nothing listens at 127.0.0.1:8609", None,
          "has not answered yet: unreachable: connection refused: nothing listens at 127.0.0.1:8609"),
     ],
