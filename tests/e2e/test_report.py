@@ -64,4 +64,7 @@ def test_a_report_counts_what_the_server_counts(ample_pool, tmp_path):
     ):
         assert engine[ours] == after(theirs) - before(theirs) > 0
     assert engine["flags"]["--max-num-seqs"] == "8"
-    assert 0 < engine["latency"]["itl"]["p50"] <= engine["latency"]["itl"]["p95"]
+    itl = engine["latency"]["itl"]  # within vLLM's first bound of 10 ms only the bound is known
+    p50, p95 = (itl[name] if itl[name] is not None else itl[f"{name}_at_most"] for name in ("p50", "p95"))
+    assert 0 < p50 <= p95
+    assert itl["mean"] > 0
