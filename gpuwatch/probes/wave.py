@@ -308,7 +308,7 @@ def judge(
         detail = f"{limited} sent back by a rate limit: no rates"
     seconds = max((reply.ended for reply in good), default=started) - started
     fullest = max(peaks.gpu_memory.values(), default=None)
-    buffered = any(reply.buffered for reply in good)
+    buffered = bool(good) and all(reply.buffered for reply in good)
     undisturbed = len(good) == len(replies) and outcome == "ok" and not limited and not buffered
     long = bool(counted) or not words.guessed
     if buffered and not detail:
@@ -372,7 +372,7 @@ def _held(
         return "preempted", f"{preempted} preemption{'s' if preempted > 1 else ''}"
     if len(replies) == 1 or _together(replies):
         return "ok", ""
-    if any(reply.buffered for reply in replies) and not _waited(peaks, pool, tokens, len(replies)):
+    if all(reply.buffered for reply in replies) and not _waited(peaks, pool, tokens, len(replies)):
         return "ok", ""
     if peaks.kv_usage is not None and pool is not None and not _full(peaks.kv_usage, pool, tokens):
         most = "" if peaks.running is None else f", at most {peaks.running:.0f} ran"

@@ -97,11 +97,14 @@ class VllmServer:
     def _yield_to_the_page(self) -> None:
         """Let the process that serves the page go first, as on a machine with a core for each process.
 
-        Ranks spin on their core while they wait for each other. On two cores the page is then not served for ten
-        seconds at a time, and a watcher sees nothing of what happens within.
+        The core and the ranks of the engine spin while they wait for each other. On two cores the page is then not
+        served for ten seconds at a time, and a watcher sees nothing of what happens within. Where the scheduler shares
+        the cores among sessions, the whole server goes behind the others: they got nothing for five seconds at a time.
         """
-        for worker in self.workers():
-            for thread in worker.threads():
+        with contextlib.suppress(OSError):  # a kernel without groups of sessions
+            Path(f"/proc/{self.process.pid}/autogroup").write_text("10")
+        for process in self.processes()[1:]:
+            for thread in process.threads():
                 with contextlib.suppress(ProcessLookupError):
                     os.setpriority(os.PRIO_PROCESS, thread.id, 10)
 
