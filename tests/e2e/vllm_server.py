@@ -98,10 +98,10 @@ class VllmServer:
         """Let the process that serves the page go first, as on a machine with a core for each process.
 
         The core and the ranks of the engine spin while they wait for each other. On two cores the page is then not
-        served for ten seconds at a time, and a watcher sees nothing of what happens within. Where the scheduler shares
-        the cores among sessions, the whole server goes behind the others: they got nothing for five seconds at a time.
+        served for ten seconds at a time, and a watcher sees nothing of what happens within. Where the kernel shares the
+        cores among groups of programs (autogroup), the server's group goes behind: others got none for seconds.
         """
-        with contextlib.suppress(OSError):  # a kernel without groups of sessions
+        with contextlib.suppress(OSError):  # a kernel without such groups
             Path(f"/proc/{self.process.pid}/autogroup").write_text("10")
         for process in self.processes()[1:]:
             for thread in process.threads():
