@@ -57,7 +57,6 @@ class Block:
         "_direct",
         "_found",
         "_free",
-        "_last",
         "_layout",
         "_names",
         "_numbers",
@@ -98,7 +97,6 @@ class Block:
         self._pick: NDArray[np.intp] | None = None
         self._direct = False
         self._found: dict[int, int] = {}
-        self._last: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
         self._names: list[str] = []
         self._numbers: NDArray[np.intp] | None = None
 
@@ -143,10 +141,6 @@ class Block:
             self.rows[key] = row
             self.by_name.setdefault(name_of(key), []).append(row)
         self._numbers = None
-        last = np.full(len(self.labels), HOLE_BITS)
-        last[: len(self._last)] = self._last
-        last[[self.rows[key] for key in fresh]] = HOLE_BITS
-        self._last = last
 
     def arrange(self, keys: tuple[Labels, ...], time: int) -> None:
         """Expect values in the order of `keys` from now on; series that are not among them end at `time`.
@@ -174,25 +168,26 @@ class Block:
         Returns the names of which a series has another value than in the column before, bit by bit, or has ended or
         come back; and the names of which a series begins.
         """
-        column = np.array(values, dtype=np.float64)
+        column = np.asarray(values, dtype=np.float64)
         if not self._direct:
             whole = np.full(len(self.labels), STALE_BITS).view(np.float64)
             whole[self._layout] = column if self._pick is None else column[self._pick]
             column = whole
         return self._put(time, column)
 
-    def end(self, time: int) -> None:
-        """End every series at `time`. Writes nothing where all have ended before."""
+    def end(self, time: int) -> tuple[list[str], list[str]]:
+        """End every series at `time`; returns what `write` does. Writes nothing where all have ended before."""
         self.truncate(time)
         live = [row for row in self.rows.values() if row not in self.ended]
         if not live:
-            return
+            return [], []
         self.ended.update((row, time) for row in live)
         self.keys = None
-        self._put(time, np.full(len(self.labels), STALE_BITS).view(np.float64))
+        return self._put(time, np.full(len(self.labels), STALE_BITS).view(np.float64))
 
     def _moved(self, bits: NDArray[np.uint64]) -> tuple[list[str], list[str]]:
-        last, self._last = self._last, bits
+        """Compare a column with the newest one, and return what `write` does."""
+        last = self._bits[: len(bits), self.stop - 1] if len(self) else np.full(len(bits), HOLE_BITS)
         other = bits != last
         if not np.count_nonzero(other):
             return [], []
@@ -213,7 +208,6 @@ class Block:
         if self.stop == self.start or self.times[self.stop - 1] < time:
             return False
         self.stop = self.before(time - 1)
-        self._last = np.full(len(self.labels), STALE_BITS)
         self.version += 1
         self._found.clear()
         for row in [row for row, ended in self.ended.items() if ended >= time]:
@@ -257,13 +251,14 @@ class Block:
                 self._widen()
             else:
                 self._move_to_front()
+        moved = self._moved(column.view(np.uint64))
         self.data[: len(column), self.stop] = column
         self.times[self.stop] = time
         self.stop += 1
         self.start = max(self.start, self.stop - self.capacity)
         self.version += 1
         self._found.clear()
-        return self._moved(column.view(np.uint64))
+        return moved
 
     def _widen(self) -> None:
         """Double the number of columns, up to the most there may be."""
@@ -301,7 +296,6 @@ class Block:
         old = [self.rows[key] for key in order]
         ended = {new: self.ended[row] for new, row in enumerate(old) if row in self.ended}
         self._rebuild(len(old), old)
-        self._last = self._last[old]
         self.labels = list(order)
         self.rows = {key: row for row, key in enumerate(order)}
         self.by_name = {}

@@ -131,9 +131,7 @@ class Store:
             self._forget(block)
         if keys is not block.keys:
             self._arrange(block, keys, time)
-        for moved, names in zip(self._moved, block.write(time, values), strict=True):
-            for name in names:
-                moved[name] = max(time, moved.get(name, time))
+        self._note(time, block.write(time, values))
         self.version += 1
         self._sweep(time)
 
@@ -145,9 +143,7 @@ class Store:
         newest = block.newest
         if newest is not None and newest >= time:
             self._forget(block)
-        block.end(time)
-        changed = self._moved[0]
-        changed.update((name, max(time, changed.get(name, time))) for name in set(map(name_of, block.rows)))
+        self._note(time, block.end(time))
         self.version += 1
         self._sweep(time)
 
@@ -230,6 +226,12 @@ class Store:
             return False
         self._release(owner, [key])
         return True
+
+    def _note(self, time: int, found: tuple[list[str], list[str]]) -> None:
+        """Remember when series of these names changed, and began; a late sample hides no newer change."""
+        for moved, names in zip(self._moved, found, strict=True):
+            for name in names:
+                moved[name] = max(time, moved.get(name, time))
 
     def _sweep(self, time: int) -> None:
         """Take away series that ended, and targets that were silent, for longer than the retention."""
