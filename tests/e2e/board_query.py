@@ -21,11 +21,14 @@ def panels_of(document: dict) -> list[dict]:
 
 
 def filled(expr: str, document: dict, chosen: dict[str, str] | None = None) -> str:
-    """Return `expr` with Grafana's variables replaced; what is not `chosen` is "All"."""
+    """Return `expr` with Grafana's variables replaced; what is not `chosen` is "All".
+
+    Grafana leaves ``$1``, a group of a ``label_replace``, as it is. Any other name must be a variable.
+    """
     values = {v["name"]: v.get("allValue", "") for v in document["templating"]["list"] if v["type"] == "query"}
     values.update(chosen or {})
     text = expr.replace("$__rate_interval", RATE_INTERVAL)
-    return re.sub(r"\$(\w+)", lambda found: values[found[1]], text)
+    return re.sub(r"\$([A-Za-z_]\w*)", lambda found: values[found[1]], text)
 
 
 @dataclass(frozen=True)

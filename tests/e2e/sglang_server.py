@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import requests
-from vllm_server import CACHE, MODEL, free_port, link_model, read_page
+from vllm_server import CACHE, MODEL, free_port, link_model, read_page, yield_to_the_page
 
 NEWEST = "0.5.23"
 FOLDER = CACHE / "sglang"
@@ -64,6 +64,7 @@ class SglangServer:
                 raise AssertionError(f"SGLang ended with status {self.process.returncode}:\n{text[-3000:]}")
             if "ready to roll" in text:
                 self._tree = self.processes()
+                yield_to_the_page(self._tree)
                 return
             time.sleep(0.5)
         raise AssertionError(f"SGLang not ready after {READY_SECONDS} s")

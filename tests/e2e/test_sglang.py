@@ -20,6 +20,8 @@ from gpuwatch.recording import Reader
 
 POOL_TOKENS = 4500
 POOL = ["--max-total-tokens", str(POOL_TOKENS), "--context-length", "4096", "--enable-cache-report"]
+STORM_SECONDS = 40
+"""Two retractions within this time are a storm; the rule looks back over a minute."""
 CARELESS = ["--schedule-conservativeness", "0.02"]
 """Admits requests as if they would hardly grow, so that a burst outgrows the pool."""
 
@@ -65,20 +67,23 @@ def background(work, count, gap=0.0):
 def retract(server, line, *, to_the_end):
     """Send bursts of requests that each want more than they were admitted with, until the log tells two retractions.
 
-    Returns when it did, in seconds since the epoch. One retraction is no storm.
+    Returns when it did, in seconds since the epoch. One retraction is no storm, nor are two that are a minute apart.
     """
-    for seed in range(5):
+    told = []
+    for seed in range(6):
         background(
-            lambda n, seed=seed: server.generate(tokens(600, 100 * seed + n), 700, 200, to_the_end=to_the_end),
+            lambda n, seed=seed: server.generate(tokens(250, 100 * seed + n), 900, 200, to_the_end=to_the_end),
             16,
-            gap=0.5,
+            gap=0.05,
         )
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            if server.log.read_text(errors="replace").count(line) >= 2:
-                return time.time()
+            fresh = server.log.read_text(errors="replace").count(line) - len(told)
+            told += [time.time()] * fresh
+            if len(told) >= 2 and told[-1] - told[-2] < STORM_SECONDS:
+                return told[-1]
             time.sleep(0.2)
-    raise AssertionError(f"{line!r} did not come twice into {server.log}")
+    raise AssertionError(f"{line!r} did not come twice within {STORM_SECONDS} s into {server.log}: {told}")
 
 
 def last_value(recording, name):
@@ -120,7 +125,8 @@ def test_a_retraction_storm_is_named_with_the_flags_of_sglang(newest, gpus):
         watch.lead()
         begun = time.time()
         second = retract(newest, "Retract requests", to_the_end=False)
-        view = detect(watch, "sglang_retraction_storm", ("16 requests on 4,500 tokens", "SGLang 0.5.23"), second, 15)
+        scenario = ("16 requests on 4,500 tokens", "SGLang 0.5.23")
+        view = detect(watch, "sglang_retraction_storm", scenario, second, 15, begun=begun)
     storm = view.finding("sglang_retraction_storm")
     assert storm["severity"] == "critical"
     assert view.firing()[0] == "sglang_retraction_storm"
@@ -134,8 +140,10 @@ def test_a_retraction_storm_is_named_with_the_flags_of_sglang(newest, gpus):
 def test_before_0_5_7_the_log_alone_names_the_storm(oldest, gpus):
     with Follow("--engine", oldest.url, "--log", str(oldest.log), env=gpus.env()) as watch:
         watch.lead()
+        begun = time.time()
         second = retract(oldest, "Decode out of memory happened", to_the_end=True)
-        view = detect(watch, "sglang_retraction_storm", ("the same, no counter", "SGLang 0.4.6"), second, 15)
+        scenario = ("the same, no counter", "SGLang 0.4.6")
+        view = detect(watch, "sglang_retraction_storm", scenario, second, 15, begun=begun)
     storm = view.finding("sglang_retraction_storm")
     assert view.firing()[0] == "sglang_retraction_storm"
     assert "--max-num-seqs" not in {item["flag"] for item in storm["advice"]}
@@ -165,12 +173,14 @@ def test_a_dead_scheduler_that_takes_the_server_with_it_is_an_engine_that_is_dow
         watch.lead()
         background(lambda n: newest.generate(tokens(300, 70 + n), 900, 100, to_the_end=True), 3)
         time.sleep(4)
+        killed = time.time()
         newest.scheduler().kill()
         deadline = time.monotonic() + 30
         while newest.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.2)
         gone = time.time()
-        view = detect(watch, "engine_down", ("scheduler killed, server ends", "SGLang 0.5.23"), gone, 15)
+        scenario = ("scheduler killed, server ends", "SGLang 0.5.23")
+        view = detect(watch, "engine_down", scenario, gone, 15, begun=killed)
     down = view.finding("engine_down")
     assert down["severity"] == "critical"
     # the log says which process died and of what signal: that is the cause

@@ -52,6 +52,23 @@ def read_page(url: str) -> Callable[[str], float]:
     return lambda name: sum(map(float, re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)))
 
 
+def yield_to_the_page(processes: list[psutil.Process]) -> None:
+    """Let the first of a server's `processes`, which serves the page, go first, as where each has a core of its own.
+
+    The core and the ranks of an engine spin while they wait for each other. On two cores the page is then not served
+    for ten seconds at a time, and a watcher sees nothing of what happens within. Where the kernel shares the cores
+    among groups of programs (autogroup), the server's group goes behind: others got none for seconds.
+    """
+    if not processes:
+        return
+    with contextlib.suppress(OSError):  # a kernel without such groups
+        Path(f"/proc/{processes[0].pid}/autogroup").write_text("10")
+    for process in processes[1:]:
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            for thread in process.threads():
+                os.setpriority(os.PRIO_PROCESS, thread.id, 10)
+
+
 class VllmServer:
     """One server process with its log file. `flags` are added to those that every run needs; the last of two counts.
 
@@ -89,24 +106,10 @@ class VllmServer:
                 raise AssertionError(f"vLLM ended with status {self.process.returncode}:\n{tail}")
             with contextlib.suppress(requests.RequestException):
                 if requests.get(self.url + "/health", timeout=2).status_code == 200:
-                    self._yield_to_the_page()
+                    yield_to_the_page(self.processes())
                     return
             time.sleep(0.5)
         raise AssertionError(f"vLLM not ready after {READY_SECONDS} s")
-
-    def _yield_to_the_page(self) -> None:
-        """Let the process that serves the page go first, as on a machine with a core for each process.
-
-        The core and the ranks of the engine spin while they wait for each other. On two cores the page is then not
-        served for ten seconds at a time, and a watcher sees nothing of what happens within. Where the kernel shares the
-        cores among groups of programs (autogroup), the server's group goes behind: others got none for seconds.
-        """
-        with contextlib.suppress(OSError):  # a kernel without such groups
-            Path(f"/proc/{self.process.pid}/autogroup").write_text("10")
-        for process in self.processes()[1:]:
-            for thread in process.threads():
-                with contextlib.suppress(ProcessLookupError):
-                    os.setpriority(os.PRIO_PROCESS, thread.id, 10)
 
     def processes(self) -> list[psutil.Process]:
         """Return the server and all processes under it, oldest first."""
