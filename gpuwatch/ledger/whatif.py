@@ -168,8 +168,8 @@ def _pairs(singles: Sequence[Change]) -> Iterator[Change]:
     for first, second in itertools.combinations(singles, 2):
         for again in changes_of(first.engine):
             if again.change == second.change:
-                words, costs = f"{first.change} and {second.change}", f"{first.costs}; {second.costs}"
-                yield Change(words, costs, first.weight + second.weight, again.engine)
+                words = " and ".join(sorted((first.change, second.change), key=lambda change: change.startswith("without")))
+                yield Change(words, f"{first.costs}; {second.costs}", first.weight + second.weight, again.engine)
 
 
 def _order(row: Row) -> int:

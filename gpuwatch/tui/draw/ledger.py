@@ -167,7 +167,8 @@ def _changes(live: Live, width: int) -> list[Line]:
         if row is not None:
             lines.append(_change(row, width))
     if best is not None:
-        words = f"with {clean(best.change)} these cards serve {best.max_concurrency:.1f} {requests}"
+        change = clean(best.change) if best.change.startswith("without ") else f"with {clean(best.change)}"
+        words = f"{change} these cards serve {best.max_concurrency:.1f} {requests}"
         lines += labelled("", words, width, "ok" if best.max_concurrency >= 1 else "", 22)
     return lines
 

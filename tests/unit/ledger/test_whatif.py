@@ -296,6 +296,11 @@ def test_a_pool_of_so_many_blocks_holds_no_more_and_can_be_given_up():
     assert "with --num-gpu-blocks-override 100 the pool" in said(small)[0]
 
 
+def test_of_two_changes_the_flag_that_is_given_up_is_named_last():
+    *_, pair = on_these_cards(engine(kv_bytes=GIB), 8192)
+    assert pair.change == "--kv-cache-dtype auto → fp8 and without --kv-cache-memory-bytes 1073741824"
+
+
 def test_a_fraction_that_is_called_risky_is_not_proposed():
     def sglang(fraction):
         deployment = Deployment("sglang", (0, 5, 23), 80 * GIB, tp=2, context=131072, fraction=fraction)
