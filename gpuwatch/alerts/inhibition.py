@@ -161,10 +161,6 @@ def _muted_by(alert: Alert, rules: Sequence[tuple[InhibitRule, list[Alert]]], pl
     return ""
 
 
-FLEET_LABEL = "cluster"
-"""The external label that tells fleets apart that one Prometheus or Alertmanager serves; without it there is one."""
-
-
 def alertmanager_yaml(rules: Sequence[InhibitRule] = RULES) -> str:
     """Return the ``inhibit_rules`` section of an Alertmanager configuration (0.22 or newer).
 
@@ -178,8 +174,7 @@ def alertmanager_yaml(rules: Sequence[InhibitRule] = RULES) -> str:
         lines.extend(f"      - {_quoted(str(matcher))}" for matcher in rule.source)
         lines.append("    target_matchers:")
         lines.extend(f"      - {_quoted(str(matcher))}" for matcher in rule.target)
-        equal = dict.fromkeys((FLEET_LABEL, *rule.equal))
-        lines.append(f"    equal: [{', '.join(_quoted(name) for name in equal)}]")
+        lines.append(f"    equal: [{', '.join(_quoted(name) for name in rule.equal)}]")
     return "\n".join(lines) + "\n"
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HOST = ("host",)
-SERVER = ("host", "server")
-ENGINE = ("host", "server", "model_name", "dp_rank")
-REPLICAS = ("host", "server", "model_name")
-GPU = ("host", "uuid")
-LOG = ("host", "log")
+HOST = ("cluster", "host")
+"""A host is told by its cluster too, an external label: one Prometheus may know machines of one name in several."""
+SERVER = (*HOST, "server")
+REPLICAS = (*SERVER, "model_name")
+ENGINE = (*REPLICAS, "dp_rank")
+GPU = (*HOST, "uuid")
+LOG = (*HOST, "log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,10 @@ INHIBITIONS: tuple[Inhibition, ...] = (
         ),
         SERVER,
     ),
-    Inhibition("max_model_len_exceeds_kv", ("engine_down", "kv_preemption_storm", "sglang_retraction_storm"), SERVER),
-    *(Inhibition(failure, ("engine_down",), SERVER) for failure in (*FAILED_STARTS, *DEATHS)),
+    *(
+        Inhibition(failure, ("engine_down",), SERVER)
+        for failure in ("max_model_len_exceeds_kv", *FAILED_STARTS, *DEATHS)
+    ),
     *(Inhibition(failure, ("worker_died",), LOG) for failure in (*FAILED_STARTS, *DEATHS[1:])),
     *(Inhibition(cause, ("worker_died", "engine_down"), HOST, placed=True) for cause in _BROKEN),
     Inhibition("startup_gpu_shared", ("no_kv_blocks", "max_model_len_exceeds_kv"), LOG),

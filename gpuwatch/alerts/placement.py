@@ -18,9 +18,12 @@ RECENT = "max_over_time(gpuwatch_gpu_engine[10m]) or max_over_time(gpuwatch_engi
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What used which GPU lately, as (host, uuid, server); without a uuid: which engine has processes on which host."""
+    """What used which GPU lately, as (host, uuid, server); without a uuid: which engine has processes on which host.
 
-    pairs: frozenset[tuple[str, str, str]] = frozenset()
+    A host is its cluster and its name.
+    """
+
+    pairs: frozenset[tuple[tuple[str, str], str, str]] = frozenset()
 
     def __or__(self, other: Placement) -> Placement:
         """Return what either of the two knows."""
@@ -36,7 +39,7 @@ class Placement:
         """
         if labels.get("server"):
             return frozenset({labels["server"]})
-        host = labels.get("host", "")
+        host = _host(labels)
         if labels.get("uuid"):
             return frozenset(server for at, uuid, server in self.pairs if (at, uuid) == (host, labels["uuid"]))
         every = frozenset(server for at, uuid, server in self.pairs if at == host and uuid)
@@ -58,5 +61,9 @@ def placed(querier: Querier, time: int) -> Placement:
         found = [dict(labels) for labels in querier.instant(RECENT, time).labels]
     except PromQLError:
         return NOWHERE
-    pairs = {(labels.get("host", ""), labels.get("uuid", ""), labels.get("server", "")) for labels in found}
+    pairs = {(_host(labels), labels.get("uuid", ""), labels.get("server", "")) for labels in found}
     return Placement(frozenset(pair for pair in pairs if pair[2]))
+
+
+def _host(labels: Mapping[str, str]) -> tuple[str, str]:
+    return labels.get("cluster", ""), labels.get("host", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gpuwatch.alerts.inhibitions import HOST
 from gpuwatch.diagnosis.explanation import Unknown
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER, Finding, NotEnough
 from gpuwatch.diagnosis.own import NOT_HELD, NOT_IDENTITY, conditions_hold, firing, of_own_rule
@@ -151,7 +152,7 @@ def without_parts(findings: Iterable[Finding]) -> list[Finding]:
     """Leave out single GPUs of a host whose whole driver hangs."""
     findings = list(findings)
     hosts = {
-        finding.labels.get("host", "")
+        _host(finding)
         for finding in findings
         if finding.id == "driver_unresponsive" and "uuid" not in finding.labels and finding.state == "firing"
     }
@@ -162,9 +163,13 @@ def without_parts(findings: Iterable[Finding]) -> list[Finding]:
             finding.id == "driver_unresponsive"
             and "uuid" in finding.labels
             and finding.state == "firing"
-            and finding.labels.get("host", "") in hosts
+            and _host(finding) in hosts
         )
     ]
+
+
+def _host(finding: Finding) -> tuple[str, ...]:
+    return tuple(finding.labels.get(name, "") for name in HOST)
 
 
 def _unjudged(rules: Iterable[RuleState], found: set[str]) -> dict[tuple[str, str], NotEnough]:

@@ -11,7 +11,8 @@ from gpuwatch.alerts.state import Alert
 from gpuwatch.diagnosis.ranking import rank
 from tests.unit.diagnosis.test_ranking import finding
 
-PLACED = Placement(frozenset({("h", "GPU-0", "a"), ("h", "GPU-1", "a"), ("h", "GPU-2", "b"), ("h", "GPU-3", "b")}))
+H, OTHER = ("", "h"), ("", "other")
+PLACED = Placement(frozenset({(H, "GPU-0", "a"), (H, "GPU-1", "a"), (H, "GPU-2", "b"), (H, "GPU-3", "b")}))
 ROWS = [
     ("gpu_lost", "tp_imbalance"),
     ("gpu_lost", "tp_straggler"),
@@ -67,14 +68,14 @@ def test_the_fault_of_a_rank_s_own_gpu_comes_before_that_of_another_rank():
 
 
 def test_the_driver_of_a_host_explains_every_engine_there_that_uses_a_gpu():
-    both = Placement(PLACED.pairs | {("h", "", "a"), ("h", "", "cpu"), ("other", "GPU-9", "z")})
+    both = Placement(PLACED.pairs | {(H, "", "a"), (H, "", "cpu"), (OTHER, "GPU-9", "z")})
     symptoms = [alert("engine_stalled", server=server) for server in ("a", "b", "cpu")]
     muted = inhibit([alert("driver_unresponsive"), *symptoms], RULES, both)
     assert [each.inhibited_by for each in muted] == ["", "driver_unresponsive", "driver_unresponsive", ""]
 
 
 def test_a_driver_that_never_told_who_uses_its_gpus_explains_the_engines_whose_processes_run_there():
-    known = Placement(frozenset({("h", "", "a"), ("other", "GPU-9", "z")}))
+    known = Placement(frozenset({(H, "", "a"), (OTHER, "GPU-9", "z")}))
     symptoms = [alert("engine_stalled", server=server) for server in ("a", "elsewhere")]
     muted = inhibit([alert("driver_unresponsive"), *symptoms], RULES, known)
     assert [each.inhibited_by for each in muted] == ["", "driver_unresponsive", ""]
@@ -89,7 +90,7 @@ def test_a_queue_that_grows_at_the_busiest_rank_follows_from_the_uneven_load_of_
 
 def test_a_log_of_no_known_engine_is_about_the_only_engine_with_gpus_and_about_none_of_two():
     causes = [alert("gpu_lost", uuid="GPU-0"), alert("nccl_hang", log="x.log")]
-    one = Placement(frozenset({("h", "GPU-0", "a"), ("other", "GPU-9", "z")}))
+    one = Placement(frozenset({(H, "GPU-0", "a"), (OTHER, "GPU-9", "z")}))
     assert inhibit(causes, RULES, one)[1].inhibited_by == "gpu_lost"
     assert inhibit(causes, RULES, PLACED)[1].inhibited_by == ""
 

@@ -158,11 +158,15 @@ def test_windows_are_a_minute_or_longer_and_groups_have_no_interval():
         assert not re.search(r"\b(up|job|instance)\b\s*[{=(]", text)
 
 
+MILDER = {"GpuwatchMaxModelLenExceedsKv": "warning"}
+"""Rules that see the harmless side of an id: here an engine that serves, and that no such request need ever reach."""
+
+
 def test_rules_and_diagnoses_have_the_same_ids_and_severities():
     assert {rule.id for rule in RULES.alerts} == set(DIAGNOSES)
     for rule in RULES.alerts:
         expected = "critical" if rule.id in CRITICAL else "info" if rule.id in INFO else "warning"
-        assert rule.severity == expected, rule.name
+        assert rule.severity == MILDER.get(rule.name, expected), rule.name
         assert DIAGNOSES[rule.id].severity == expected
 
 
@@ -182,7 +186,8 @@ def test_the_runbook_asks_for_series_that_exist():
 def test_every_cause_in_the_inhibition_table_is_a_finding_and_mutes_by_labels_that_alerts_have():
     for row in INHIBITIONS:
         assert row.cause in DIAGNOSES
-        assert set(row.equal) <= {"host", "server", "model_name", "dp_rank", "uuid", "log"}
+        assert set(row.equal) <= {"cluster", "host", "server", "model_name", "dp_rank", "uuid", "log"}
+        assert row.equal[:2] == ("cluster", "host"), row.cause
 
 
 def test_what_warns_mutes_nothing_critical_and_no_host_mutes_an_engine_that_is_down():
