@@ -168,9 +168,8 @@ def _pairs(singles: Sequence[Change]) -> Iterator[Change]:
     for first, second in itertools.combinations(singles, 2):
         for again in changes_of(first.engine):
             if again.change == second.change:
-                words = " and ".join(
-                    sorted((first.change, second.change), key=lambda change: change.startswith("without"))
-                )
+                flags_last = sorted((first.change, second.change), key=lambda words: words.startswith("without"))
+                words = " and ".join(flags_last)
                 yield Change(words, f"{first.costs}; {second.costs}", first.weight + second.weight, again.engine)
 
 
