@@ -5,7 +5,7 @@ set -u
 here=$(dirname "$0")
 gpuwatch=${GPUWATCH:-/opt/gpuwatch/bin/gpuwatch}
 scontrol=${SCONTROL:-scontrol}
-seconds=${GPUWATCH_SECONDS:-3}
+seconds=${GPUWATCH_SECONDS:-12}
 folder=${GPUWATCH_RECORD:-}
 job=${SLURM_JOB_ID:-0}
 node=${SLURMD_NODENAME:-$(hostname -s)}

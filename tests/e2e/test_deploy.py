@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
+from fakenvml.machine import FakeNvml
 from prometheus_server import CACHE, ROOT, binaries
 
 DEPLOY = ROOT / "deploy"
@@ -131,6 +134,21 @@ def test_systemd_takes_the_unit_and_finds_it_hardened(tmp_path):
 
 def test_the_dockerfile_has_no_finding():
     assert succeeds(linter("hadolint"), DEPLOY / "container/Dockerfile").strip() == ""
+
+
+def test_a_gpu_that_hangs_refuses_the_job_and_drains_the_node_with_the_time_that_slurm_gives(tmp_path):
+    fake = FakeNvml(tmp_path / "gpus", gpus=2)
+    fake.fail("nvmlDeviceGetMemoryInfo_v2", gpu=1, delay_ms=60_000)
+    drain = tmp_path / "scontrol"
+    drain.write_text('#!/bin/sh\necho "$@"\n')
+    drain.chmod(0o755)
+    program = Path(sys.executable).with_name("gpuwatch")
+    env = {**os.environ, **fake.env(), "GPUWATCH": str(program), "SCONTROL": str(drain), "SLURMD_NODENAME": "node-07"}
+    done = run("sh", DEPLOY / "slurm/prolog.sh", env=env)
+    assert done.returncode == 1
+    reason, told = done.stdout.splitlines()
+    assert reason.startswith("gpuwatch: driver_unresponsive GPU 1: ")
+    assert told == f"update NodeName=node-07 State=DRAIN Reason={reason}"
 
 
 def test_the_scripts_have_no_finding():
