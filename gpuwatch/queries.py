@@ -62,6 +62,7 @@ gpu_memory_unattributed | bytes   | @memory_unattributed_bytes        | used mem
 gpu_engine              | none    | @engine                           | which engine uses the GPU
 gpu_ledger              | bytes   | gpuwatch_ledger_bytes             | memory of the GPU by what it is for
 gpu_ledger_growth       | bytes   | gpuwatch_ledger_growth_bytes      | memory beyond what the GPU held a minute after its engines began to serve
+gpu_ledger_missing      | bytes   | gpuwatch_ledger_missing_bytes > 0 | weights and KV pool that engines state and their processes on the GPU do not hold
 gpu_busy                | ratio   | @busy_ratio                       | share of time a kernel ran
 gpu_bandwidth_busy      | ratio   | @memory_bandwidth_busy_ratio      | share of time memory was read or written
 gpu_sm_clock            | hertz   | @sm_clock_hertz                   | SM clock

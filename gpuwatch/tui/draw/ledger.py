@@ -66,7 +66,7 @@ def _gpu(gpu: Gpu, engines: tuple[Engine, ...], width: int) -> list[Line]:
     wide = bool(beside)
     lines.append(_piece(FREE, gpu.get("gpu_memory_free"), total, width, wide=wide))
     lines.append(_piece(_PEAK, gpu.get("gpu_memory_peak"), total, width, wide=wide))
-    return lines + _residual(gpu, total, width)
+    return lines + _residual(gpu, total, width) + _missing(gpu, width)
 
 
 def _pieces(gpu: Gpu, beside: Mapping[str, Compared], total: float, width: int) -> list[Line]:
@@ -121,6 +121,18 @@ def _signed(amount: float | None) -> str:
 
 _PEAK = Kind(PEAK, "peak", "peak", "highest use of the last minute")
 _WHOLE_POOL = Kind("▚", "bar.kv_used", "KV pool", "used and free together")
+
+
+def _missing(gpu: Gpu, width: int) -> list[Line]:
+    """Return how much of what its engines state is not on the GPU, and what that may be."""
+    missing = gpu.get("gpu_ledger_missing")
+    if missing is None:
+        return []
+    text = (
+        f"{size(missing)} of the weights and the KV pool that are stated are not held by the engine's processes here: "
+        "it sleeps, they are on another GPU, or its own processes are not these"
+    )
+    return labelled("missing", text, width, "warn", _LABEL)
 
 
 def _residual(gpu: Gpu, total: float, width: int) -> list[Line]:

@@ -38,6 +38,7 @@ FIGURES = (
     "gpu_memory_other",
     "gpu_memory_unattributed",
     "gpu_ledger_growth",
+    "gpu_ledger_missing",
     "gpu_busy",
     "gpu_bandwidth_busy",
     "gpu_sm_clock",

@@ -358,9 +358,11 @@ def storm(time=START + 60_000, **more):
     return snapshot(scene, time, **more)
 
 
-def predicted(time=START + 60_000, **more):
-    """A storm on an engine whose memory was predicted."""
+def predicted(time=START + 60_000, missing=None, **more):
+    """A storm on an engine whose memory was predicted; `missing` bytes of what it states are not on its first GPU."""
     scene = Scene()
+    if missing is not None:
+        scene.add("gpu_ledger_missing", missing, **gpu_labels(0))
     for index in range(2):
         scene.gpu(index)
         scene.on_gpu(index, held=73.6)

@@ -12,6 +12,7 @@ import pytest
 from gpuwatch.snapshot import Recording
 from gpuwatch.tui.feed import Actions
 from gpuwatch.tui.widgets.panel import Panel
+from gpuwatch.units import GIB
 from tests.unit.tui import scenes
 
 SIZES = [(80, 24), (140, 45), (200, 60)]
@@ -741,6 +742,16 @@ async def test_the_ledger_names_the_residual_and_how_it_grew(screen):
         residual = "contexts and communication 1.9 GiB, unexplained 512 MiB (0.6 %); the GPU holds 768 MiB"
         assert f"{residual} more than a minute after its engines began to serve" in s.text()
         assert f"{residual} less than a minute after its engines began to serve" in s.text()
+
+
+async def test_the_ledger_says_how_much_of_what_an_engine_states_its_processes_do_not_hold(screen):
+    async with screen(200, 60) as s:
+        await s.push(scenes.predicted())
+        await s.press("6")
+        assert "missing" not in s.text()
+        await s.push(scenes.predicted(missing=20.5 * GIB))
+        assert s.text().count("missing  ") == 1
+        assert "20.5 GiB of the weights and the KV pool that are stated are not held by" in s.text()
 
 
 async def test_the_ledger_says_what_two_changes_together_would_buy_on_these_cards(screen):
