@@ -168,11 +168,13 @@ def _log_of(spec: str) -> str:
 
 def _is_binary(path: Path) -> bool:
     """Whether a file holds something else than lines. Zeros at its start are those of a log that was cut while open."""
+    from gpuwatch.sources.files.binary import binary_reason  # noqa: PLC0415  # --help does not need it
+
     try:
         if not path.is_file():
             return False
         with path.open("rb") as file:
-            return b"\0" in file.read(_HEAD).lstrip(b"\0")
+            return bool(binary_reason(file.read(_HEAD).lstrip(b"\0")))
     except (OSError, ValueError):  # what cannot be opened is said when it is read
         return False
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.alerts.inhibitions import HOST
 from gpuwatch.diagnosis.explanation import Unknown
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER, Finding, NotEnough
-from gpuwatch.diagnosis.own import NOT_HELD, NOT_IDENTITY, conditions_hold, firing, of_own_rule
+from gpuwatch.diagnosis.own import NOT_HELD, NOT_IDENTITY, conditions_hold, firing, of_own_rule, severity_of
 from gpuwatch.diagnosis.ranking import rank
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ class Memory:
     """What was said before.
 
     `said` is the newest explanation of each alert and the time it was worked out, by alert labels. `unjudged` is what
-    no rule could judge, with the rule states and the ids of findings that it was worked out from.
+    no rule could judge, with the rule states and the findings (id, server) that it was worked out from.
     """
 
     said: dict[Labels, tuple[int, Verdict]] = field(default_factory=dict)
-    unjudged: tuple[tuple[RuleState, ...], set[str], dict[tuple[str, str], NotEnough]] = ((), set(), {})
+    unjudged: tuple[tuple[RuleState, ...], set[tuple[str, str]], dict[tuple[str, str], NotEnough]] = ((), set(), {})
 
 
 def explain(
@@ -78,11 +78,13 @@ def explain(
             continue
         if isinstance(verdict, Unknown) or not verdict.evidence:
             missing = verdict.missing if isinstance(verdict, Unknown) else "evidence"
-            lacking.setdefault((diagnosis.id, missing), NotEnough(diagnosis.id, missing, labels))
+            lacking.setdefault(
+                (diagnosis.id, labels.get("server", "") + missing), NotEnough(diagnosis.id, missing, labels)
+            )
             continue
         finding = Finding(
             id=diagnosis.id,
-            severity=diagnosis.severity,
+            severity=severity_of(alert, diagnosis.severity),
             title=diagnosis.title,
             cause=verdict.cause,
             confidence=round(verdict.confidence, 2),
@@ -97,7 +99,7 @@ def explain(
         findings[key] = merged(findings[key], finding) if key in findings else finding
     for forgotten in memory.said.keys() - current:
         del memory.said[forgotten]
-    found = {finding.id for finding in findings.values()}
+    found = {(finding.id, finding.labels.get("server", "")) for finding in findings.values()}
     if memory.unjudged[0] is not evaluation.rules or memory.unjudged[1] != found:
         memory.unjudged = (evaluation.rules, found, _unjudged(evaluation.rules, found))
     for reason, item in memory.unjudged[2].items():
@@ -172,18 +174,26 @@ def _host(finding: Finding) -> tuple[str, ...]:
     return tuple(finding.labels.get(name, "") for name in HOST)
 
 
-def _unjudged(rules: Iterable[RuleState], found: set[str]) -> dict[tuple[str, str], NotEnough]:
-    """Return the ids none of whose rules can judge everything that is there, by id and reason."""
+def _unjudged(rules: Iterable[RuleState], found: set[tuple[str, str]]) -> dict[tuple[str, str], NotEnough]:
+    """Return the ids, each with its engine where it is about one, that no rule of theirs can judge, by id and reason.
+
+    What was `found` of an engine (id, server) is judged there, and nowhere else.
+    """
     lacking: dict[tuple[str, str], NotEnough] = {}
     by_id: dict[str, list[RuleState]] = {}
     for state in rules:
         id_ = getattr(state.rule, "id", "")
         if id_:
             by_id.setdefault(id_, []).append(state)
+    ids = {id_ for id_, _ in found}
     for id_, states in by_id.items():
-        if id_ in found or any(state.status != "not_evaluable" for state in states):
+        if any(state.status == "error" or not state.missing for state in states):
             continue
         for missing in states[0].missing:
+            if {(id_, ""), (id_, missing.server)} & found or (not missing.server and id_ in ids):
+                continue
+            if any(not {"", missing.server}.intersection(one.server for one in state.missing) for state in states):
+                continue
             labels = {"server": missing.server} if missing.server else {}
             reason = missing.reason or "needs " + ", ".join(missing.metrics)
             lacking.setdefault((id_, missing.server + reason), NotEnough(id_, reason, labels))

@@ -12,7 +12,6 @@ import importlib
 import io
 import lzma
 import os
-import re
 import select
 import stat
 import sys
@@ -20,6 +19,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from gpuwatch.sources.files.binary import binary_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,20 +39,6 @@ OPENING_SECONDS = 30.0
 _PATIENCE = 0.01
 
 STDIN = "-"
-
-_MAGIC: tuple[tuple[bytes, str], ...] = (
-    (b"PK\x03\x04", "a zip archive"),
-    (b"%PDF-", "a PDF"),
-    (b"\x7fELF", "a program"),
-    (b"\x89PNG", "a picture"),
-    (b"\xff\xd8\xff", "a picture"),
-    (b"SQLite format 3\0", "a database"),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
-)
-_TAR = (257, b"ustar")
-_HOLE = re.compile(rb"\x00{8,}")
-_CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b\b"))
-_MOST_CONTROL = 0.02
 
 
 class UnreadableError(Exception):
@@ -294,7 +281,7 @@ def _text(opened: Opened, parts: Iterator[bytes]) -> Iterator[bytes]:
             yield decoder.decode(part).encode()
         yield decoder.decode(b"", final=True).encode()
         return
-    reason = _binary(first[:HEAD] if first[:HEAD].strip(b"\0") else solid[:HEAD])
+    reason = binary_reason(first[:HEAD] if first[:HEAD].strip(b"\0") else solid[:HEAD])
     if reason:
         raise UnreadableError(reason)
     yield first.removeprefix(b"\xef\xbb\xbf")
@@ -313,18 +300,4 @@ def _encoding(head: bytes) -> str:
             return "utf-16-le"
         if even > 0.7 * pairs and odd < 0.1 * pairs:
             return "utf-16-be"
-    return ""
-
-
-def _binary(head: bytes) -> str:
-    """Return why these bytes are no text, or nothing. Runs of zero bytes are what a crash leaves in a log."""
-    for magic, what in _MAGIC:
-        if head.startswith(magic):
-            return f"is {what}, not text"
-    if head[_TAR[0] : _TAR[0] + len(_TAR[1])] == _TAR[1]:
-        return "is a tar archive; unpack it and name the files"
-    solid = _HOLE.sub(b"", head)
-    control = len(solid) - len(solid.translate(None, _CONTROL))
-    if solid and control > _MOST_CONTROL * len(solid):
-        return "is binary data, not text"
     return ""

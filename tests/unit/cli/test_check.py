@@ -150,9 +150,18 @@ def test_a_log_that_may_come_is_accepted(spec):
 
 
 @pytest.mark.parametrize(
-    ("head", "binary"), [(b"\x7fELF\x02\0\0", True), (b"\0\0\0INFO 01-02 started\n", False), (b"INFO started\n", False)]
+    ("head", "binary"),
+    [
+        (b"\x7fELF\x02\0\0", True),
+        (bytes(range(256)) * 16, True),
+        ("INFO started\n".encode("utf-16-le") * 40, True),
+        (b"\0\0\0INFO 01-02 started\n", False),
+        (b"INFO 01-02 started\n" * 20 + b"a zero \0 in a line\n", False),
+        (b"INFO started\n" + bytes(3000) + b"INFO after the crash\n", False),
+        (b"INFO started\n", False),
+    ],
 )
-def test_a_program_is_no_log_and_one_that_was_cut_while_open_is(head, binary, tmp_path):
+def test_a_program_is_no_log_and_one_with_zeros_of_a_cut_or_a_crash_is(head, binary, tmp_path):
     path = tmp_path / "x.log"
     path.write_bytes(head)
     if not binary:

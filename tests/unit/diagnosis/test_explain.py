@@ -7,6 +7,9 @@ import sys
 import pytest
 
 from gpuwatch.alerts.engine import Evaluation
+from gpuwatch.alerts.presence import Missing
+from gpuwatch.alerts.rulefile import load, shipped_paths
+from gpuwatch.alerts.rulestate import RuleState
 from gpuwatch.alerts.state import Alert
 from gpuwatch.diagnosis.context import Context, Facts, selector
 from gpuwatch.diagnosis.explain import Memory, explain
@@ -70,6 +73,44 @@ def test_an_engine_whose_page_is_read_is_not_down_whatever_a_rule_says():
     assert (findings, [item.id for item in lacking]) == ((), ["engine_down"])
     (finding,), _ = explain(Evaluation(START, (always,)), context({name("source_up", source): 0.0}))
     assert finding.cause.startswith(f"{SERVER} has never answered")
+
+
+RULE = next(rule for rule in load(shipped_paths()).alerts if rule.id == "engine_stalled")
+OTHER_ENGINE = {**ENGINE, "server": "other:1"}
+
+
+def lacks(*servers, status="not_evaluable"):
+    return RuleState(RULE, status, missing=tuple(Missing(("m",), server) for server in servers))
+
+
+def unjudged(*rules, alerts=()):
+    _, lacking = explain(Evaluation(START, alerts, rules=rules), context(FROZEN))
+    return [(item.id, item.missing, item.labels.get("server")) for item in lacking]
+
+
+def test_a_finding_of_one_engine_does_not_hide_that_another_cannot_be_judged():
+    needs = ("engine_stalled", "needs m", "other:1")
+    assert unjudged(lacks("other:1", status="firing"), alerts=(alert(),)) == [needs]
+    assert unjudged(lacks("other:1", status="pending")) == [needs]
+    # the same for the engine that has the finding: another rule has judged it
+    assert unjudged(lacks(SERVER, "other:1", status="firing"), alerts=(alert(),)) == [needs]
+
+
+def test_an_engine_that_one_of_several_rules_can_judge_is_judged():
+    assert unjudged(lacks(SERVER, "other:1"), lacks("other:1")) == [("engine_stalled", "needs m", "other:1")]
+    assert unjudged(lacks(SERVER, "other:1"), lacks(status="ok")) == []
+    assert unjudged(lacks(SERVER), lacks("")) == [("engine_stalled", "needs m", SERVER)]
+
+
+def test_each_engine_without_evidence_is_told():
+    _, lacking = explain(Evaluation(START, (alert(), alert(labels=OTHER_ENGINE))), context())
+    assert [item.labels["server"] for item in lacking] == [SERVER, "other:1"]
+
+
+def test_a_rule_that_sees_the_harmless_side_of_an_id_makes_a_milder_finding():
+    for severity in ("warning", "critical"):
+        (finding,), _ = explain(Evaluation(START, (alert(labels={**ENGINE, "severity": severity}),)), context(FROZEN))
+        assert finding.severity == severity
 
 
 def test_a_users_own_rule_is_shown_as_it_speaks():
