@@ -276,7 +276,8 @@ def _storm_cause(subject: Subject, pool: Pool | None, length: Length | None, adm
         return f"{start} is exhausted: requests are {fate}."
     holds = math.floor(pool.share(length.tokens) * 10) / 10
     about = {"finished": "", "held": "at least "}.get(length.basis, "about ")
-    wanted = "admitted" if subject.config("max_num_seqs", "max_num_seqs") else "open"
+    limit = subject.config("max_num_seqs", "max_num_seqs")
+    wanted = "admitted" if limit is not None and admitted is not None and admitted >= limit else "open"
     many = f", and up to {count(admitted)} are {wanted} at once" if admitted is not None and admitted > holds else ""
     return f"{start} holds {holds:.1f} requests of {about}{count(length.tokens)} tokens{many}: requests are {fate}."
 

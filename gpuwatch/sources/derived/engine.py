@@ -28,7 +28,7 @@ again at once: such an eviction is read off the pool (`pool`), as one request, i
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -75,20 +75,38 @@ _FINISHED = "requests_finished_total"
 _NOT_OF_THE_PAGE = ("process_", "processes", "config_", "info")
 
 
+@dataclass(slots=True)
+class PageRows:
+    """All rows of the page of one server and rank, which its models share, and their values at the last look."""
+
+    rows: list[int] = field(default_factory=list)
+    _time: int = 0
+    _values: tuple[float, ...] = ()
+    _changed: bool = True
+
+    def changed(self, time: int, values: Sequence[float]) -> bool:
+        """Return whether a value at `time` is another than at the look before; the first look is a change."""
+        if time != self._time:
+            current = tuple(float(values[row]) for row in self.rows)
+            self._changed = not current or not _same(current, self._values)
+            self._time, self._values = time, current
+        return self._changed
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRows:
     """Where the values of one engine are in its batch: rows by short name, the finished rows, all rows of the page."""
 
     single: dict[str, int]
     finished: tuple[int, ...]
-    page: tuple[int, ...]
+    page: PageRows
 
 
 def engine_rows(keys: Sequence[Labels]) -> dict[Labels, EngineRows]:
     """Return, for each engine (labels without name) in `keys` that reports running requests, where its rows are."""
     single: dict[Labels, dict[str, int]] = {}
     finished: dict[Labels, list[int]] = {}
-    page: dict[tuple[str, str], list[int]] = {}
+    page: defaultdict[tuple[str, str], PageRows] = defaultdict(PageRows)
     for row, labels in enumerate(keys):
         pairs = dict(labels)
         name = pairs.pop(NAME, "")
@@ -96,7 +114,7 @@ def engine_rows(keys: Sequence[Labels]) -> dict[Labels, EngineRows]:
             continue
         short = name.removeprefix(_PREFIX)
         if not short.startswith(_NOT_OF_THE_PAGE):
-            page.setdefault((pairs.get("server", ""), pairs.get("dp_rank", "")), []).append(row)
+            page[pairs.get("server", ""), pairs.get("dp_rank", "")].rows.append(row)
         if short == _FINISHED:
             pairs.pop("reason", None)
             finished.setdefault(tuple(sorted(pairs.items())), []).append(row)
@@ -106,8 +124,8 @@ def engine_rows(keys: Sequence[Labels]) -> dict[Labels, EngineRows]:
     for engine, rows in single.items():
         if "running" in rows:
             of = dict(engine)
-            own = page.get((of.get("server", ""), of.get("dp_rank", "")), [])
-            found[engine] = EngineRows(rows, tuple(finished.get(engine, ())), tuple(own))
+            own = page[of.get("server", ""), of.get("dp_rank", "")]
+            found[engine] = EngineRows(rows, tuple(finished.get(engine, ())), own)
     return found
 
 
@@ -176,7 +194,7 @@ class EngineTrail:
     _pool: PoolTrail = field(default_factory=PoolTrail)
     _page: Page | None = None
     _token_at: int = 0
-    _values: tuple[float, ...] = ()
+    _looked: bool = False
     _changed_at: int = 0
 
     def update(self, time: int, rows: EngineRows, values: Sequence[float]) -> None:
@@ -196,7 +214,7 @@ class EngineTrail:
     def lost(self) -> None:
         """Note that the page could not be read. The next page is compared with the last one that was."""
         self.alive = False
-        self._values = ()
+        self._looked = False
 
     @property
     def length_seen(self) -> float | None:
@@ -271,10 +289,10 @@ class EngineTrail:
         is_open = page.running > 0 or (page.queued or 0.0) > 0
         moved = previous is None or page.progress != previous.progress
         # The whole page is only copied while the quick signs of life stand still.
-        current = () if moved or not is_open else tuple(float(values[row]) for row in rows.page)
-        if not current or not _same(current, self._values):
+        looks = is_open and not moved
+        if not looks or rows.page.changed(page.time, values) or not self._looked:
             self._changed_at = page.time
-        self._values = current
+        self._looked = looks
         self.page_frozen_seconds = (page.time - self._changed_at) / 1000
 
     def _note_length(self, time: int, rows: EngineRows, values: Sequence[float]) -> None:

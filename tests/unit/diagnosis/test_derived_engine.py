@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from gpuwatch.model import Batch, Reason, series
 from gpuwatch.sources.derived.derive import Derived
+from gpuwatch.sources.derived.engine import PageRows, engine_rows
 from tests.unit.diagnosis.storms import IDENTITY, KEYS, START, VLLM_0_10_2, VLLM_0_31_0, Page, batch, keys, read, values
 
 TARGET = "engine:127.0.0.1:8000"
@@ -314,3 +317,21 @@ def test_a_rank_that_a_good_page_does_not_have_any_more_has_no_series():
         time, labels = START + second * 1000, keys({**IDENTITY, "dp_rank": rank})
         out = derived.update(time, [Batch(TARGET, time, labels, values(page))])
         assert {dict(labels)["dp_rank"] for labels in out.keys} == {rank}
+
+
+def test_the_models_of_a_page_share_its_rows():
+    keys = [
+        series("gpuwatch_engine_requests_running", server="s", dp_rank=rank, model_name=f"m{number}")
+        for rank in "01"
+        for number in range(50)
+    ]
+    rows = list(engine_rows(keys).values())
+    assert {id(row.page) for row in rows} == {id(rows[0].page), id(rows[-1].page)}
+    assert [rows[0].page.rows, rows[-1].page.rows] == [list(range(50)), list(range(50, 100))]
+
+
+def test_a_page_has_changed_at_the_first_look_and_when_a_value_is_another():
+    page = PageRows([0, 2])
+    looks = [(1, [1.0, 5.0, math.nan]), (2, [1.0, 6.0, math.nan]), (3, [1.0, 6.0, 2.0]), (4, [1.0, 6.0, 2.0])]
+    assert [page.changed(time, values) for time, values in looks] == [True, False, True, False]
+    assert [page.changed(4, []) for _ in range(2)] == [False, False]  # the other models of the page at the same scrape

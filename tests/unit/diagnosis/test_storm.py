@@ -259,9 +259,10 @@ def test_a_limit_that_is_no_lower_than_what_ran_at_most_is_not_advised():
     assert flags(constant(running=5.0, facts=(fact("max_num_seqs", 64),)))[0] == ("--max-num-seqs", "64", "4")
 
 
-def test_requests_that_are_open_are_not_said_to_be_admitted_where_no_limit_is_known():
+def test_requests_that_are_open_are_only_said_to_be_admitted_where_they_reach_the_limit():
     assert "and up to 12 are open at once: requests are thrown out" in constant().cause
-    assert "and up to 12 are admitted at once" in constant(facts=(fact("max_num_seqs", 64),)).cause
+    assert "and up to 12 are open at once" in constant(facts=(fact("max_num_seqs", 64),)).cause
+    assert "and up to 10 are admitted at once" in constant(facts=(fact("max_num_seqs", 10),)).cause
 
 
 def test_a_limit_that_is_never_reached_is_not_lowered_to_what_runs_anyway():
