@@ -116,6 +116,11 @@ class LogEvent:
         return dict(self.fields).get(name, "")
 
 
+def line_of(event: LogEvent) -> LogLine:
+    """Return the line of an event, for the screen; how grave it was called is not known any more."""
+    return LogLine(event.source, event.line, event.time, "", event.text, event.event)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Everything one target said in one poll.

@@ -21,6 +21,8 @@ PARTIAL = "partial"
 """The `SourceState.reason` of a Prometheus that answers with a part only: some of what it stores is out of reach."""
 
 Mode: TypeAlias = Literal["live", "demo", "replay", "attached", "prometheus"]
+PLAYED = ("demo", "replay")
+"""Modes that play a recording."""
 RuleStatus: TypeAlias = Literal["ok", "pending", "firing", "not_evaluable", "error"]
 
 

@@ -13,7 +13,7 @@ from gpuwatch.alerts.rulefile import AlertRule
 from gpuwatch.diagnosis.context import Context, Facts
 from gpuwatch.diagnosis.explain import Memory, explain
 from gpuwatch.diagnosis.finding import NotEnough
-from gpuwatch.model import Batch, series
+from gpuwatch.model import Batch, line_of, series
 from gpuwatch.pipeline.config_series import ConfigSeries
 from gpuwatch.pipeline.finding_series import FindingSeries
 from gpuwatch.pipeline.health import Health
@@ -278,7 +278,7 @@ class Pipeline:
         self._absent[batch.target] = batch.absent
         self.facts.update(batch.facts)
         self._events.extend(batch.events)
-        self._lines.extend(batch.lines)
+        self._lines.extend(batch.lines or map(line_of, batch.events))  # a recording keeps the recognised lines only
 
     def _rule_view(self, state: RuleState, time: int, readings: bool) -> RuleView:
         rule = state.rule

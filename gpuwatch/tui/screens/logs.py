@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding
 
+from gpuwatch.snapshot import PLAYED
 from gpuwatch.tui.draw import logs as draw
 from gpuwatch.tui.draw.common import paragraph, unkeyed
 from gpuwatch.tui.draw.frame import KeyHint
@@ -79,6 +80,8 @@ class Logs(View):
         """Return the rule with the number of lines and what they are filtered by."""
         total = len(model.snapshot.lines) if model.snapshot is not None else 0
         parts = [f"{shown} of {plural(total, 'line')}" if shown != total else plural(total, "line")]
+        if model.snapshot is not None and model.snapshot.mode in PLAYED:
+            parts.append("the recognised ones, recordings hold no others")
         if self.words:
             parts.append(f"with “{clean(self.words)}”")
         if self.hits_only:
@@ -93,8 +96,11 @@ class Logs(View):
             return "no line matches; escape clears the filter"
         if not any(source.kind == "log" for source in model.snapshot.sources):
             return "no log is being read: name one with --log FILE, journal:UNIT, docker:NAME or k8s:NAMESPACE/POD"
-        if model.snapshot.mode in ("demo", "replay"):
-            return "recordings hold no log lines: what the log told is in the findings and in the engine's facts"
+        if model.snapshot.mode in PLAYED:
+            return (
+                "no recognised line yet, and recordings hold no others: "
+                "what the log told is in the findings and in the engine's facts"
+            )
         return "no line was read yet"
 
     def on_panel_moved(self, event: Panel.Moved) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwatch.snapshot import PARTIAL, in_part
+from gpuwatch.snapshot import PARTIAL, PLAYED, in_part
 from gpuwatch.tui.text import clean
 from gpuwatch.tui.view.reasons import source_problem
 from gpuwatch.units import age, clock, seconds, size
@@ -110,7 +110,7 @@ def prometheus_trouble(snapshot: Snapshot | None) -> tuple[str, str]:
 
 def recording_text(snapshot: Snapshot | None) -> tuple[str, str]:
     """Return (words, tone) about a recording in progress; empty while none is."""
-    if snapshot is None or snapshot.recording is None or snapshot.mode in ("demo", "replay"):
+    if snapshot is None or snapshot.recording is None or snapshot.mode in PLAYED:
         return "", ""
     if snapshot.recording.error:
         return "rec ✗", "crit"

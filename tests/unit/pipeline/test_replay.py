@@ -11,7 +11,7 @@ from unit.pipeline.scenario import HOST, START, page
 
 from gpuwatch.alerts.rulefile import load, shipped_paths
 from gpuwatch.clock import SystemClock
-from gpuwatch.model import Batch, Fact, Reason, series
+from gpuwatch.model import Batch, Fact, LogEvent, LogLine, Reason, series
 from gpuwatch.pipeline.core import Pipeline, Settings
 from gpuwatch.pipeline.replay import Replay, replay
 from gpuwatch.recording import Header, Keep, Reader, Writer, parts_of
@@ -341,3 +341,15 @@ def test_a_recording_that_is_gone_when_it_should_be_read_again_says_so(long, rul
         screen.player.seek(0.0)
         last = screen.until(lambda s: s.recording.ended, since)
         assert last.recording.error == f"{long}: No such file or directory"
+
+
+def test_the_recognised_lines_of_a_recording_are_there_to_be_read(tmp_path, rules):
+    told = LogEvent("torch_oom", "CUDA out of memory", "live.log", 2, START, "s:1")
+    line = LogLine("live.log", 2, START, "ERROR", "CUDA out of memory", "torch_oom")
+    path = tmp_path / "log.rec"
+    writer = Writer(path, Header(HOST, START, 1.0, "test"))
+    writer.write(Batch("log:live.log", START, events=(told,), lines=(line,)))
+    writer.tick(START)
+    writer.close()
+    (*_, last) = play(path, rules)
+    assert last.lines == (replace(line, level=""),)
