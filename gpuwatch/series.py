@@ -49,7 +49,7 @@ gpu_memory_used_low_bytes       | gauge | bytes | | lowest used memory seen at 1
 gpu_memory_used_high_bytes      | gauge | bytes | | highest used memory seen at 10 Hz since the previous tick
 gpu_memory_peak_bytes           | gauge | bytes | | highest used memory of the last 60 seconds
 gpu_memory_step_bytes           | gauge | bytes | | largest rise of used memory within the last 60 seconds while every engine on the GPU answered; of steady growth, within 10 seconds
-gpu_memory_transient_bytes      | gauge | bytes | | most memory that was taken and given back within the last 60 seconds
+gpu_memory_transient_bytes      | gauge | bytes | | most memory that was taken and given back within the last 60 seconds, while engines served
 gpu_memory_reserved_bytes       | gauge | bytes | | memory the driver keeps for itself
 gpu_memory_free_bytes           | gauge | bytes | | memory that is neither used nor reserved
 gpu_memory_engine_bytes         | gauge | bytes | server | memory of the processes of one engine on this GPU

@@ -69,50 +69,50 @@ class MemoryTrail:
 
         A step is the largest rise while engines served, None when none served. Where less than half of it came within
         `BURST_MS`, it was many small ones, and the step is the largest rise within that time. A transient is the height
-        of the highest peak above the higher of the lowest levels before and after it: memory that a caching allocator
-        keeps after a peak is none, the next peak reuses it.
+        of the highest peak above the higher of the lowest levels before and after it, while engines served as well:
+        memory that a caching allocator keeps after a peak is none, the next peak reuses it, nor is that of a start that
+        failed or of an engine that slept.
         """
-        step = None if self.serving_since is None else self._step(self.serving_since)
-        if len(self.spans) == 1:
-            return Summary(self.spans[0].high, step, 0.0)
-        peak, transient = self._peak_and_transient()
-        return Summary(peak, step, transient)
-
-    def _peak_and_transient(self) -> tuple[float, float]:
-        after: list[float] = []
-        level = self.spans[-1].used
-        for span in reversed(self.spans):
-            # Within a tick the last reading comes after the highest one; the lowest may have come before it.
-            if span.used < level:
-                level = span.used
-            after.append(level)
-            if span.low < level:
-                level = span.low
-        peak = transient = 0.0
-        before = self.spans[0].low
-        for span in self.spans:
-            level = after.pop()
-            if before > level:
-                level = before
-            if span.high > peak:
-                peak = span.high
-            if span.high - level > transient:
-                transient = span.high - level
-            if span.low < before:
-                before = span.low
-        return peak, transient
-
-    def _step(self, since: int) -> float:
+        peak = max(span.high for span in self.spans)
+        since = self.serving_since
+        if since is None:
+            return Summary(peak, None, None)
         spans = [span for span in self.spans if span.last >= since]
-        step, floor = 0.0, inf
-        for span in spans:
-            if span.high - floor > step:
-                step = span.high - floor
-            if span.low < floor:
-                floor = span.low
-        if step <= 0 or (burst := _burst(spans)) >= step / 2:
-            return step
-        return burst
+        return Summary(peak, _step(spans), _transient(spans))
+
+
+def _transient(spans: Sequence[Span]) -> float:
+    after: list[float] = []
+    level = spans[-1].used
+    for span in reversed(spans):
+        # Within a tick the last reading comes after the highest one; the lowest may have come before it.
+        if span.used < level:
+            level = span.used
+        after.append(level)
+        if span.low < level:
+            level = span.low
+    transient, before = 0.0, spans[0].low
+    for span in spans:
+        level = after.pop()
+        if before > level:
+            level = before
+        if span.high - level > transient:
+            transient = span.high - level
+        if span.low < before:
+            before = span.low
+    return transient
+
+
+def _step(spans: Sequence[Span]) -> float:
+    step, floor = 0.0, inf
+    for span in spans:
+        if span.high - floor > step:
+            step = span.high - floor
+        if span.low < floor:
+            floor = span.low
+    if step <= 0 or (burst := _burst(spans)) >= step / 2:
+        return step
+    return burst
 
 
 def _burst(spans: Sequence[Span]) -> float:
@@ -135,4 +135,4 @@ class Summary(NamedTuple):
 
     peak: float
     step: float | None
-    transient: float
+    transient: float | None

@@ -135,9 +135,23 @@ def test_used_memory_alone_is_enough_where_nothing_reads_at_10_hz():
     derived = Derived("h")
     for second, used in enumerate((60, 68, 60)):
         now = START + second * 1000
-        out = derived.update(now, [Batch("nvml", now, MEMORY[:1], [used * GIB])])
+        page = Batch(ENGINE, now, KEYS, values(VLLM_0_31_0[2]))
+        out = derived.update(now, [page, Batch("nvml", now, (MEMORY[0], PLACED), [used * GIB, 1.0])])
     assert read(out, PEAK) == 68 * GIB
     assert read(out, TRANSIENT) == 8 * GIB
+
+
+def test_what_a_start_that_failed_took_and_gave_back_is_no_transient():
+    card = Card()(1, 30, 69, 1, 1, 40, engine=False)
+    assert (card[PEAK], card[TRANSIENT]) == (69, None)
+    assert card(73.6)[TRANSIENT] == 0
+    assert card((73.6, 73.6, 75), 73.6)[TRANSIENT] == pytest.approx(1.4)
+
+
+def test_what_an_engine_gives_back_when_it_ends_is_no_transient():
+    card = Card()(73.6, 73.6, (5, 5, 73.6), 1)
+    assert card[TRANSIENT] == 0
+    assert card(1, 40, engine=False)[TRANSIENT] is None
 
 
 def test_a_gpu_that_vanishes_takes_its_peaks_along():
