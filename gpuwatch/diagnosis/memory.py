@@ -49,12 +49,28 @@ def prefill_peak(subject: Subject) -> Verdict:
     evidence += [item for engine, step in steps if len(steps) == 1 for item in step_evidence(engine, step)]
     evidence += _others(subject)
     evidence += since_ready(subject)
-    if not prompts:
-        cause = f"Memory rose by {size(took)} while requests ran and left {size(left)} free."
-    else:
-        cause = f"A prefill took {size(took)} on top of the pool and left {size(left)} free. " + _next_one(steps, left)
     advice = [item for engine, step in steps for item in step_advice(engine, step)]
-    return Explanation(cause, 0.8 if prompts else 0.55, tuple(evidence), tuple(advice))
+    rose = f"Memory rose by {size(took)} while requests ran and left {size(left)} free"
+    hidden = _span(subject, "gpu_memory_unattributed_bytes")
+    if hidden is not None and hidden > took / 2:
+        text = f"memory that no visible process owns rose by up to {size(hidden)}"
+        evidence.append(measured(text, "gpu_memory_unattributed_bytes", hidden, "bytes"))
+        cause = f"{rose}, and no visible process owns it: a prefill, or a program that gpuwatch does not see."
+        look = Advice(
+            "look outside of this container which process grew (nvidia-smi on the host); if it is the engine:"
+        )
+        return Explanation(cause, 0.5, tuple(evidence), (look, *advice))
+    if not prompts:
+        return Explanation(f"{rose}.", 0.55, tuple(evidence), tuple(advice))
+    cause = f"A prefill took {size(took)} on top of the pool and left {size(left)} free. " + _next_one(steps, left)
+    return Explanation(cause, 0.8, tuple(evidence), tuple(advice))
+
+
+def _span(subject: Subject, name: str) -> float | None:
+    """Return how far a gauge of the GPU moved while the finding can be about its peak."""
+    most = subject.over("max_over_time", name, PEAK_WINDOW, GPU_SCOPE)
+    least = subject.over("min_over_time", name, PEAK_WINDOW, GPU_SCOPE)
+    return None if most is None or least is None else most - least
 
 
 def _room(subject: Subject, reached: float) -> float:

@@ -272,8 +272,10 @@ def _why_slow(
     """Say why a rank's clock is low, beside `others` that are not slow; the nearest look-alikes first."""
     gpu = subject.context.about({**subject.labels, "uuid": slow.uuid})
     reason, share = throttled(gpu)
+    cards = {rank.card for rank in others if rank.card}
+    other_card = bool(slow.card and cards and slow.card not in cards)
     limits = [rank.limit for rank in others if rank.limit]
-    if slow.limit and limits and slow.limit < 0.95 * min(limits):
+    if slow.limit and limits and slow.limit < 0.95 * min(limits) and not other_card:
         text = f"power limit of GPU {slow.gpu}: {slow.limit:.0f} W, of the others at least {min(limits):.0f} W"
         flag = Advice(
             "give it the limit of the others",
@@ -282,14 +284,13 @@ def _why_slow(
             f"{min(limits):.0f}",
         )
         return "its power limit is lower", [measured(text, "gpu_power_limit_watts", slow.limit, "watts")], (flag,), 0.9
-    if share is not None and share > THROTTLED:
+    if share is not None and share > THROTTLED and not (other_card and reason == "power"):
         text = f"its clocks were lowered for {percent(share)} of the last minute (reason {reason})"
         evidence = [measured(text, "gpu_throttle_seconds_total", share, "ratio")]
         words = {"power": "its power limit holds it back", "power_brake": "the power supply asks it to slow down"}
         cool = (Advice(f"compare cooling and power of GPU {slow.gpu} with the others: fan, air flow, paste, cables"),)
         return words.get(reason, f"it is throttled ({reason})"), evidence, cool, 0.9
-    cards = {rank.card for rank in others if rank.card}
-    if slow.card and cards and slow.card not in cards:
+    if other_card:
         text = f"GPU {slow.gpu} is a {slow.card}, the others are {', '.join(sorted(cards))}"
         swap = (Advice("use cards of one model for one tensor-parallel group, or split the model by pipeline stages"),)
         return "it is another model of card", [measured(text, "gpu_info", 1.0)], swap, 0.85

@@ -81,6 +81,17 @@ def test_the_pool_that_makes_room_is_computed_as_well():
     assert flags(finding)[1] == ("--gpu-memory-utilization", "0.95", "0.91")
 
 
+def test_a_rise_that_no_visible_process_owns_is_not_laid_to_a_prefill_alone():
+    hidden = {name("gpu_memory_unattributed_bytes", gpu(0)): lambda now: (70 if now < 20 else 75) * GIB}
+    finding = Watch().run(30, peak() | BUDGET | hidden)["prefill_memory_peak"]
+    assert "no visible process owns it: a prefill, or a program that gpuwatch does not see" in finding.cause
+    assert "memory that no visible process owns rose by up to 5.0 GiB" in texts(finding)
+    assert finding.confidence == 0.5
+    assert flags(finding)[1][0] == "--max-num-batched-tokens"
+    half = {name("gpu_memory_unattributed_bytes", gpu(0)): lambda now: (70 if now < 20 else 74.5) * GIB}
+    assert Watch().run(30, peak() | BUDGET | half)["prefill_memory_peak"].cause.startswith("A prefill took 9.0 GiB")
+
+
 def test_one_peak_has_one_value_whichever_finding_tells_it():
     # 3.2 GiB on a card of 80 GiB with 3.15 GiB free: the readings at the peak add up to more than was ever free.
     live = peak(left=0.0, took=3.2) | card(

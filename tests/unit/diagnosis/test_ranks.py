@@ -73,6 +73,15 @@ class TestStraggler:
         finding = Watch().run(100, self.slow(more=infos))["tp_straggler"]
         assert "another model of card" in finding.cause
 
+    def test_another_model_of_card_is_not_given_the_power_limit_of_the_others(self):
+        live = self.slow(
+            more={name("gpu_info", gpu(at), name="A100 PCIe" if at == 2 else "A100"): 1.0 for at in range(4)}
+        )
+        live |= {name("gpu_power_limit_watts", gpu(at)): 300.0 if at == 2 else 400.0 for at in range(4)}
+        finding = Watch().run(100, live)["tp_straggler"]
+        assert "it is another model of card" in finding.cause
+        assert not [flag for flag, _, _ in flags(finding) if flag.startswith("nvidia-smi")]
+
     def test_a_clock_without_a_visible_reason_says_so(self):
         finding = Watch().run(100, self.slow())["tp_straggler"]
         assert "why is not visible" in finding.cause
