@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HOST = ("cluster", "host")
-"""A host is told by its cluster too, an external label: one Prometheus may know machines of one name in several."""
+CLUSTER = "cluster"
+"""The external label that tells clusters apart that one Prometheus knows: machines in two may have one name."""
+HOST = (CLUSTER, "host")
 SERVER = (*HOST, "server")
 REPLICAS = (*SERVER, "model_name")
 ENGINE = (*REPLICAS, "dp_rank")
@@ -32,6 +33,11 @@ class Inhibition:
     symptoms: tuple[str, ...]
     equal: tuple[str, ...]
     placed: bool = False
+
+
+def named(equal: tuple[str, ...], cluster_label: str) -> tuple[str, ...]:
+    """Return labels of the table where the one of clusters is called `cluster_label`."""
+    return tuple(cluster_label if name == CLUSTER else name for name in equal)
 
 
 _KV_SYMPTOMS = (

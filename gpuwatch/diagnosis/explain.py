@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpuwatch.alerts.inhibitions import HOST
+from gpuwatch.alerts.inhibitions import CLUSTER, HOST, named
 from gpuwatch.diagnosis.explanation import Unknown
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER, Finding, NotEnough
 from gpuwatch.diagnosis.own import NOT_HELD, NOT_IDENTITY, conditions_hold, firing, of_own_rule, severity_of
@@ -150,11 +150,15 @@ def merged(one: Finding, other: Finding) -> Finding:
     return replace(shown, since=min(one.since, other.since), alerts=alerts)
 
 
-def without_parts(findings: Iterable[Finding]) -> list[Finding]:
-    """Leave out single GPUs of a host whose whole driver hangs."""
+def without_parts(findings: Iterable[Finding], cluster_label: str = CLUSTER) -> list[Finding]:
+    """Leave out single GPUs of a host, one of its cluster, whose whole driver hangs."""
     findings = list(findings)
+
+    def host(finding: Finding) -> tuple[str, ...]:
+        return tuple(finding.labels.get(name, "") for name in named(HOST, cluster_label))
+
     hosts = {
-        _host(finding)
+        host(finding)
         for finding in findings
         if finding.id == "driver_unresponsive" and "uuid" not in finding.labels and finding.state == "firing"
     }
@@ -165,13 +169,9 @@ def without_parts(findings: Iterable[Finding]) -> list[Finding]:
             finding.id == "driver_unresponsive"
             and "uuid" in finding.labels
             and finding.state == "firing"
-            and _host(finding) in hosts
+            and host(finding) in hosts
         )
     ]
-
-
-def _host(finding: Finding) -> tuple[str, ...]:
-    return tuple(finding.labels.get(name, "") for name in HOST)
 
 
 def _unjudged(rules: Iterable[RuleState], found: set[tuple[str, str]]) -> dict[tuple[str, str], NotEnough]:

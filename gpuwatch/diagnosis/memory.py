@@ -57,7 +57,7 @@ def prefill_peak(subject: Subject) -> Verdict:
         evidence.append(measured(text, "gpu_memory_unattributed_bytes", hidden, "bytes"))
         cause = f"{rose}, and no visible process owns it: a prefill, or a program that gpuwatch does not see."
         look = Advice(
-            "look outside of this container which process grew (nvidia-smi on the host); if it is the engine:"
+            "look which process grew (nvidia-smi on the host, outside of any container); if it is the engine:"
         )
         return Explanation(cause, 0.5, tuple(evidence), (look, *advice))
     if not prompts:

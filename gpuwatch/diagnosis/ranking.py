@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpuwatch.alerts.inhibitions import INHIBITIONS
+from gpuwatch.alerts.inhibitions import CLUSTER, INHIBITIONS, named
 from gpuwatch.alerts.placement import NOWHERE
 from gpuwatch.diagnosis.finding import SEVERITY_ORDER
 
@@ -18,16 +18,21 @@ if TYPE_CHECKING:
 
 
 def rank(
-    findings: Iterable[Finding], table: Sequence[Inhibition] = INHIBITIONS, placement: Placement = NOWHERE
+    findings: Iterable[Finding],
+    table: Sequence[Inhibition] = INHIBITIONS,
+    placement: Placement = NOWHERE,
+    cluster_label: str = CLUSTER,
 ) -> tuple[Finding, ...]:
     """Return `findings` with `caused_by` set, in the order in which a person should read them.
 
     Firing ones come before resolved ones. Roots are ordered by severity, then by start, then by confidence; a
     finding that the table calls a symptom of another one in the list follows it. A resolved finding explains no
     firing one. A chain of causes is followed to its end; a circle is cut where it is met. `placement` tells which
-    engine uses which GPU; without it, a GPU explains an engine only where `caused_by` says so already.
+    engine uses which GPU; without it, a GPU explains an engine only where `caused_by` says so already. `cluster_label`
+    is the name that the table's label of clusters has in the findings.
     """
     listed = sorted(findings, key=_order)
+    table = [replace(row, equal=named(row.equal, cluster_label)) for row in table]
     causes = {index: _cause_of(index, listed, table, placement) for index in range(len(listed))}
     for index in list(causes):
         _cut_circle(index, causes)

@@ -197,7 +197,8 @@ class Teller:
             scope = diagnosis.scope if diagnosis is not None else tuple(sorted(finding.labels))
             key = (finding.id, alert.machine[0], *(finding.labels.get(name, "") for name in scope))
             findings[key] = merged(findings[key], finding) if key in findings else finding
-        return rank(without_parts(findings.values()))
+        cluster = self.phrasing.cluster_label
+        return rank(without_parts(findings.values(), cluster), cluster_label=cluster)
 
     def _finding(self, alert: FleetAlert, info: Mapping[str, str] | None) -> Finding:
         name, id_ = alert.get("alertname"), alert.get("diagnosis") or alert.get("alertname")

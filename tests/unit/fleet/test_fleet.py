@@ -126,6 +126,28 @@ def test_more_changes_are_named_where_our_explanation_comes_to_the_one_that_was_
     assert Advice("words", "--max-num-seqs", "64", "11") in found.advice
 
 
+@pytest.mark.parametrize("label", ["cluster", "env"])
+def test_what_happens_in_another_cluster_neither_causes_nor_hides_a_finding(label):
+    def alert(diagnosis, since, **labels):
+        labels |= {"alertname": diagnosis, "diagnosis": diagnosis, "host": "h", "severity": "critical"}
+        return FleetAlert(tuple(sorted(labels.items())), since, (labels[label], "h"))
+
+    engine = {"server": "s", "model_name": "m", "dp_rank": "0"}
+    alerts = [
+        alert("driver_unresponsive", 1, **{label: "a"}),
+        alert("driver_unresponsive", 2, **{label: "b"}, uuid="GPU-7"),
+        alert("kv_preemption_storm", 3, **{label: "a"}, **engine),
+        alert("queue_growth", 4, **{label: "b"}, **engine),
+    ]
+    found = Teller(Phrasing((), label), {}).findings(alerts, [])
+    assert [(one.id, one.labels[label], one.caused_by) for one in found] == [
+        ("driver_unresponsive", "a", None),
+        ("driver_unresponsive", "b", None),
+        ("kv_preemption_storm", "a", None),
+        ("queue_growth", "b", None),
+    ]
+
+
 def test_without_it_the_same_diagnosis_explains_over_http(server, fleet_of):
     fleet = fleet_of(server)
     look = fleet.look(MS)
