@@ -277,7 +277,7 @@ def _engine(
     )
     fraction = args.utilization or (command.fraction if command is not None else None)
     filled = with_defaults(
-        replace(deployment, fraction_asked=fraction is not None or deployment.pool_asked),
+        replace(deployment, fraction_told=fraction is not None),
         model,
         chunk=args.chunk or told.get("chunk"),
         sequences=args.max_num_seqs or told.get("max_num_seqs"),

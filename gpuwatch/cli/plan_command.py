@@ -38,6 +38,9 @@ _LINE_TAKERS = ("ssh", "tmux", "screen", "byobu", "su", "eval", "sbatch", "pdsh"
 _TELLERS = ("echo", "printf", "logger", "pkill", "pgrep", "kill", "grep", "curl")
 """Programs whose words start nothing."""
 
+_DASHES = tuple("\u2010\u2011\u2012\u2013\u2014\u2212")
+"""Hyphens and dashes of typography, which word processors and blogs make of ``--``."""
+
 _LONGER = re.compile(
     r"\b(?:VLLM_ALLOW_LONG_MAX_MODEL_LEN|SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN)=['\"]?(?:1|[tT]rue)\b"
 )
@@ -239,8 +242,12 @@ def checked(engine: str, arguments: Sequence[str]) -> Command:
     """Read the arguments of an engine.
 
     Raises:
-        UsageError: a value is none that the engine takes, or missing.
+        UsageError: a value is none that the engine takes, or missing; a flag begins with a dash that is no hyphen.
     """
+    dashed = next((word.partition("=")[0][:60] for word in arguments if word.startswith(_DASHES)), "")
+    if dashed:
+        meant = "--" + dashed.lstrip("".join(_DASHES) + "-")
+        raise UsageError(f"--from-command: {dashed!r} begins with a dash that is no hyphen; allowed: {meant}")
     try:
         check_values(engine, in_full_words(engine, arguments))
     except ValueError as error:

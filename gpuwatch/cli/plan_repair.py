@@ -111,7 +111,7 @@ def _other_pool(
         free = own_pool(engine)
         return tuple(FlagProblem(name, "risky", show(command.flags[name]), reason) for name in names if _serves(free))
     flag, needed = _FRACTIONS[deployment.engine == "sglang"], fraction_needed(engine)
-    larger = engine.with_deployment(fraction=needed, fraction_asked=True)
+    larger = engine.with_deployment(fraction=needed, fraction_told=True)
     assumed = command.fraction is None and args.gpu_memory is None  # nothing that was said needs it
     stays = assumed or args.utilization is not None or flag in repaired
     if stays or not deployment.fraction < needed <= risky_above(deployment.engine, flag) or not _serves(larger):
@@ -126,7 +126,7 @@ def _without(engine: Engine, problem: FlagProblem) -> Engine | None:
     if problem.flag == "cpu-offload-gb":
         return engine.with_deployment(host_weights=0.0)
     if problem.flag in _FRACTIONS and problem.proposed:
-        return engine.with_deployment(fraction=float(problem.proposed), fraction_asked=True)
+        return engine.with_deployment(fraction=float(problem.proposed), fraction_told=True)
     if problem.flag in _LENGTHS and problem.proposed:
         return engine.with_deployment(context=int(problem.proposed))
     if problem.flag in _STEPS and problem.proposed:

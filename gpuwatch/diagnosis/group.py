@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpuwatch.diagnosis.context import GPU_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.explanation import measured, percent, size
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,13 +25,16 @@ LINK_SPEED = "gpu_pcie_link_width * 123.077e6 * 2 ^ gpuwatch_gpu_pcie_link_gener
 """What a link's speed is worked out of, in PromQL behind ``gpuwatch_``."""
 WINDOW = "1m"
 """Figures that move from second to second are means of this window."""
+FOREIGN = 1.0 * GIB
+"""Memory of no known engine from which on a program may compute there; desktops and monitors hold some 100 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
     """One GPU of an engine: display index, card, and what is known of it; None where it is not.
 
-    Bytes, ratios, hertz, watts, degrees Celsius. `link` is the speed of the PCIe link, bytes per second each way.
+    Bytes, ratios, hertz, watts, degrees Celsius. `default` is the power limit that the card has after a reset. `link`
+    is the speed of the PCIe link, bytes per second each way.
     `neighbours` are the other known engines on the GPU and their bytes there, the largest first.
     """
 
@@ -47,6 +51,7 @@ class Rank:
     clock: float | None = None
     power: float | None = None
     limit: float | None = None
+    default: float | None = None
     temperature: float | None = None
     throttled: float | None = None
     link: float | None = None
@@ -79,6 +84,7 @@ def _rank(gpu: Subject) -> Rank:
         clock=gpu.over("avg_over_time", "gpu_sm_clock_hertz", WINDOW, GPU_SCOPE),
         power=gpu.over("avg_over_time", "gpu_power_watts", WINDOW, GPU_SCOPE),
         limit=gpu.now("gpu_power_limit_watts", GPU_SCOPE),
+        default=gpu.now("gpu_power_limit_default_watts", GPU_SCOPE),
         temperature=gpu.now("gpu_temperature_celsius", GPU_SCOPE),
         throttled=throttled(gpu)[1],
         link=None if width is None or generation is None else width * LINK_BYTES * 2**generation,
@@ -93,6 +99,39 @@ def _neighbours(gpu: Subject) -> tuple[tuple[str, float], ...]:
     }
     others = [(server, used) for server, used in held.items() if server not in ("", gpu.server) and used > 0]
     return tuple(sorted(others, key=lambda item: (-item[1], item[0])))
+
+
+def sharing(subject: Subject, ranks: Sequence[Rank]) -> list[tuple[Rank, str]]:
+    """Return (rank, server) of other engines on the engine's GPUs, without those that had no request for a minute."""
+    found = []
+    for rank in ranks:
+        gpu = subject.context.about({**subject.labels, "uuid": rank.uuid})
+        samples = gpu.context.samples(gpu.select("gpu_engine", GPU_SCOPE))
+        placed = {dict(labels).get("server", "") for labels, _ in samples} - {"", subject.server}
+        found += [(rank, server) for server in sorted(placed) if not _idle(subject, server)]
+    return found
+
+
+def _idle(subject: Subject, server: str) -> bool:
+    other = subject.context.about({**subject.labels, "server": server})
+    figures = ("engine_requests_running", "engine_requests_waiting")
+    return all(other.total("max_over_time", name, WINDOW, SERVER_SCOPE) == 0 for name in figures)
+
+
+def strangers(ranks: Sequence[Rank]) -> list[Evidence]:
+    """Return what programs of no known engine hold on the engine's GPUs, where it is enough to compute with.
+
+    Where the engine's own memory is not known, as with workers under another parent, such a program may be its worker.
+    """
+    found = []
+    for rank in ranks:
+        for held, series, whose in (
+            (rank.other, "gpu_memory_other_bytes", "processes of no known engine use"),
+            (rank.unattributed, "gpu_memory_unattributed_bytes", "no visible process owns"),
+        ):
+            if rank.engine is not None and held is not None and held >= FOREIGN:
+                found.append(measured(f"{whose} {size(held)} of GPU {rank.gpu}", series, held, "bytes"))
+    return found
 
 
 def throttled(gpu: Subject) -> tuple[str, float | None]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuwatch.diagnosis.causes.collectives import CUSTOM, CUSTOM_RANKS, FIRST_OPERATIONS, OWN_KERNEL, unreachable
-from gpuwatch.diagnosis.context import LOG_SCOPE, SERVER_SCOPE
+from gpuwatch.diagnosis.context import GPU_SCOPE, LOG_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, logged, measured, percent
 from gpuwatch.diagnosis.finding import Advice
-from gpuwatch.diagnosis.group import Rank, ranks_of
+from gpuwatch.diagnosis.group import Rank, ranks_of, sharing, strangers
 from gpuwatch.diagnosis.xid_table import TABLE, is_hardware, meaning_of
 from gpuwatch.diagnosis.xids import seen_xids
 
@@ -75,8 +75,9 @@ def nccl_hang(subject: Subject) -> Verdict:
     where = _where(missing, waiting)
     if numbers:
         return _numbered(numbers, _operation(timeouts), where, tuple(evidence), _run_advice(subject, ranks))
-    confidence = 0.75 if missing else 0.65
-    return _unnumbered(subject.alert, where, confidence, tuple(evidence), _run_advice(subject, ranks))
+    if subject.alert == STANDS:
+        return _stands(subject, ranks, where, evidence)
+    return _unnumbered(subject.alert, where, tuple(evidence), _run_advice(subject, ranks))
 
 
 def _run_advice(subject: Subject, ranks: list[Rank]) -> tuple[Advice, ...]:
@@ -101,13 +102,34 @@ def _numbered(
     return Explanation(cause, 0.8, evidence, run_advice)
 
 
-def _unnumbered(
-    alert: str, where: str, confidence: float, evidence: tuple[Evidence, ...], run_advice: tuple[Advice, ...]
-) -> Explanation:
+def _stands(subject: Subject, ranks: list[Rank], where: str, evidence: list[Evidence]) -> Explanation:
+    """Explain GPUs that are busy at little power while nothing moves.
+
+    Where another program is on every GPU that is busy, it may be what keeps them busy.
+    """
+    advice = _run_advice(subject, ranks)
+    cause = f"The ranks wait for each other in a collective{where}"
+    missing = any(rank.busy is not None and rank.busy < ABSENT for rank in ranks)
+    busy = [rank for rank in ranks if _now_busy(subject, rank)] or ranks
+    shared = {rank.uuid for rank, _ in sharing(subject, busy)}
+    foreign = strangers(busy)
+    if foreign and all(rank.uuid in shared or strangers([rank]) for rank in busy):
+        cause += (
+            ", or the engine stands still and another program keeps its GPUs busy: load and power do not tell which."
+        )
+        look = Advice("see whose process computes on these GPUs: nvidia-smi pmon -s u")
+        return Explanation(cause, 0.5, (*evidence, *foreign), (look, *advice))
+    cause += ": GPUs are busy at little power, nothing moves."
+    return Explanation(cause, 0.75 if missing else 0.65, tuple(evidence), advice)
+
+
+def _now_busy(subject: Subject, rank: Rank) -> bool:
+    busy = subject.context.about({**subject.labels, "uuid": rank.uuid}).now("gpu_busy_ratio", GPU_SCOPE)
+    return busy is not None and busy > WAITS
+
+
+def _unnumbered(alert: str, where: str, evidence: tuple[Evidence, ...], run_advice: tuple[Advice, ...]) -> Explanation:
     """Explain a hang of which no line tells a number, by what the rule saw."""
-    if alert == STANDS:
-        cause = f"The ranks wait for each other in a collective{where}: GPUs are busy at little power, nothing moves."
-        return Explanation(cause, confidence, evidence, run_advice)
     if alert == NEVER_MET:
         cause = "The ranks never met: the group was not formed in time. The log line that says where is not known here."
         return Explanation(cause, 0.6, evidence, MEET_ADVICE)

@@ -8,7 +8,7 @@ from gpuwatch.diagnosis.context import GPU_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
 from gpuwatch.diagnosis.explanation import Explanation, Unknown, Verdict, count, excluded, measured, percent, size
 from gpuwatch.diagnosis.finding import Advice
-from gpuwatch.diagnosis.group import LINK_SPEED, Rank, median, odd_ranks, ranks_of, throttled
+from gpuwatch.diagnosis.group import LINK_SPEED, Rank, median, odd_ranks, ranks_of, sharing, strangers, throttled
 from gpuwatch.units import GIB, MIB
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ FEWEST = 2
 """Ranks that exchange anything, and replicas that are worth the name."""
 THROTTLED = 0.1
 """Share of time with lowered clocks above which it explains a low clock."""
+LOWER = 0.95
+"""A power limit below this share of another one is lower; cards of one model have the same default."""
 
 
 def imbalance(subject: Subject) -> Verdict:
@@ -272,28 +274,21 @@ def _why_slow(
     """Say why a rank's clock is low, beside `others` that are not slow; the nearest look-alikes first."""
     gpu = subject.context.about({**subject.labels, "uuid": slow.uuid})
     reason, share = throttled(gpu)
-    cards = {rank.card for rank in others if rank.card}
-    other_card = bool(slow.card and cards and slow.card not in cards)
-    limits = [rank.limit for rank in others if rank.limit]
-    if slow.limit and limits and slow.limit < 0.95 * min(limits) and not other_card:
-        text = f"power limit of GPU {slow.gpu}: {slow.limit:.0f} W, of the others at least {min(limits):.0f} W"
-        flag = Advice(
-            "give it the limit of the others",
-            f"nvidia-smi -i {slow.gpu} -pl",
-            f"{slow.limit:.0f}",
-            f"{min(limits):.0f}",
-        )
-        return "its power limit is lower", [measured(text, "gpu_power_limit_watts", slow.limit, "watts")], (flag,), 0.9
-    if share is not None and share > THROTTLED and not (other_card and reason == "power"):
+    other_card = _other_model(slow, others)
+    throttles = share is not None and share > THROTTLED
+    by_power = share is None or (throttles and reason == "power")
+    limit = _low_limit(slow, others, other_card) if by_power or not (throttles or other_card) else None
+    if limit is not None:
+        return limit
+    if share is not None and throttles and not (other_card and reason == "power"):
         text = f"its clocks were lowered for {percent(share)} of the last minute (reason {reason})"
         evidence = [measured(text, "gpu_throttle_seconds_total", share, "ratio")]
         words = {"power": "its power limit holds it back", "power_brake": "the power supply asks it to slow down"}
         cool = (Advice(f"compare cooling and power of GPU {slow.gpu} with the others: fan, air flow, paste, cables"),)
         return words.get(reason, f"it is throttled ({reason})"), evidence, cool, 0.9
     if other_card:
-        text = f"GPU {slow.gpu} is a {slow.card}, the others are {', '.join(sorted(cards))}"
         swap = (Advice("use cards of one model for one tensor-parallel group, or split the model by pipeline stages"),)
-        return "it is another model of card", [measured(text, "gpu_info", 1.0)], swap, 0.85
+        return "it is another model of card", [other_card], swap, 0.85
     note = "the driver reports no throttling" if share is not None else "the driver does not tell its throttling"
     evidence = (
         [excluded(f"throttling: {percent(share)}", "gpu_throttle_seconds_total", share, "ratio")]
@@ -304,6 +299,37 @@ def _why_slow(
         f"nvidia-smi -q -d CLOCK,PERFORMANCE,POWER -i {slow.gpu}: locked clocks (-lgc), a lower application clock"
     )
     return f"why is not visible; {note}", evidence, (look,), 0.6
+
+
+def _other_model(slow: Rank, others: list[Rank]) -> Evidence | None:
+    """Return what says that a rank is another model of card than all the others: its name, or its default limit."""
+    cards = {rank.card for rank in others if rank.card}
+    if slow.card and cards and slow.card not in cards:
+        text = f"GPU {slow.gpu} is a {slow.card}, the others are {', '.join(sorted(cards))}"
+        return measured(text, "gpu_info", 1.0)
+    defaults = [rank.default for rank in others if rank.default]
+    if slow.default and defaults and slow.default < LOWER * min(defaults):
+        text = f"default power limit of GPU {slow.gpu}: {slow.default:.0f} W, of the others {min(defaults):.0f} W"
+        return measured(text, "gpu_power_limit_default_watts", slow.default, "watts")
+    return None
+
+
+def _low_limit(
+    slow: Rank, others: list[Rank], other_card: Evidence | None
+) -> tuple[str, list[Evidence], tuple[Advice, ...], float] | None:
+    """Return the answer to a rank whose power limit is lower than it can be; None where it is not.
+
+    Beside cards of its model it can be that of the others; beside other models only its own default is known.
+    """
+    wanted = slow.default if other_card else min((rank.limit for rank in others if rank.limit), default=None)
+    if not slow.limit or not wanted or slow.limit >= LOWER * wanted:
+        return None
+    where = "its default is" if other_card else "of the others at least"
+    than = "its default" if other_card else "the limit of the others"
+    text = f"power limit of GPU {slow.gpu}: {slow.limit:.0f} W, {where} {wanted:.0f} W"
+    flag = Advice(f"give it {than}", f"nvidia-smi -i {slow.gpu} -pl", f"{slow.limit:.0f}", f"{wanted:.0f}")
+    evidence = [measured(text, "gpu_power_limit_watts", slow.limit, "watts"), *([other_card] if other_card else [])]
+    return "its power limit is lower", evidence, (flag,), 0.75 if other_card else 0.9
 
 
 def pcie_slow(subject: Subject) -> Verdict:
@@ -326,12 +352,15 @@ def pcie_slow(subject: Subject) -> Verdict:
     )
     tp, advice = _fewer_ranks(subject, len(ranks))
     what = "exchange every layer's results" if tp != 1 else "hand their results on"
-    return Explanation(
-        f"{len(ranks)} GPUs {what} over PCIe, and the links are the limit, not the GPUs.{note}",
-        0.75,
-        tuple(evidence),
-        (*advice, Advice("or use GPUs with NVLink; check that no link is narrower than its slot")),
-    )
+    cause = f"{len(ranks)} GPUs {what} over PCIe, and wait while the bytes cross.{note}"
+    shared = sharing(subject, ranks)
+    foreign = [measured(f"the engine {server} uses GPU {rank.gpu} too", "gpu_engine", 1.0) for rank, server in shared]
+    foreign += strangers(ranks)
+    if foreign:
+        cause += " Or it is the traffic of another program on these GPUs: whose bytes cross a link is not known."
+        advice.insert(0, Advice("see whether the links stay full while only this engine uses its GPUs"))
+    faster = Advice("or use GPUs with NVLink; check that no link is narrower than its slot")
+    return Explanation(cause, 0.5 if foreign else 0.75, (*evidence, *foreign), (*advice, faster))
 
 
 def _fewer_ranks(subject: Subject, gpus: int) -> tuple[int, list[Advice]]:

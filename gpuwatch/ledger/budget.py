@@ -56,12 +56,13 @@ class Deployment:
     for KV blocks. `prefix_caching` and `chunked` prefill None: as the engine chooses. `asynchronous` scheduling has two
     steps under way. `dp` are data-parallel groups of `ranks` GPUs each; of them `sharing_dp` divide the experts among
     them, in whole experts with `expert_parallel`. `dp_attention` are those within the tensor ranks (SGLang).
-    `fraction_asked` says whether `fraction`, or the pool itself, was asked for: an engine whose own default is too
-    small can be told another. Without `towers` a model of text and images serves text alone. `adapters` are places for
-    LoRA adapters of at most `adapter_rank`. `longer_allowed`: a `context` beyond the model's own is forced. A draft
-    model has `drafting` bytes of weights in all, and `drafting_share` of the model's own KV for each token. SGLang
-    drafts by the algorithm `speculation`, exchanges tokens between experts by DeepEP (`deepep`), and is told to take
-    images (`multimodal`). Without `paged_steps` its step is of any size: it does not cut prompts, or only decodes.
+    `fraction_told` says whether `fraction` was asked for: an engine whose own default is too small can be told another.
+    `idle_fraction` is one that was asked for and that `kv_bytes` puts out of use.
+    Without `towers` a model of text and images serves text alone. `adapters` are places for LoRA adapters of at most
+    `adapter_rank`. `longer_allowed`: a `context` beyond the model's own is forced. A draft model has `drafting` bytes
+    of weights in all, and `drafting_share` of the model's own KV for each token. SGLang drafts by the algorithm
+    `speculation`, exchanges tokens between experts by DeepEP (`deepep`), and is told to take images (`multimodal`).
+    Without `paged_steps` its step is of any size: it does not cut prompts, or only decodes.
     """
 
     engine: str
@@ -80,7 +81,8 @@ class Deployment:
     sequences: int = 256
     chunk: int = 8192
     fraction: float = 0.92
-    fraction_asked: bool = False
+    fraction_told: bool = False
+    idle_fraction: float = 0.0
     kv_dtype: str = "auto"
     block_size: int = 16
     eager: bool = False
@@ -127,6 +129,11 @@ class Deployment:
     def pool_asked(self) -> bool:
         """Whether the size of the pool was asked for, whatever the card has."""
         return any(size is not None for size in (self.kv_bytes, self.blocks_override, self.max_total_tokens))
+
+    @property
+    def fraction_asked(self) -> bool:
+        """Whether the fraction, or the pool itself, was asked for."""
+        return self.fraction_told or self.pool_asked
 
     @property
     def pools(self) -> int:

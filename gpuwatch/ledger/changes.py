@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.engines.flag_versions import flag_problems, risky_above
 from gpuwatch.ledger.kv import element_bytes
 from gpuwatch.ledger.need import Engine, with_weights
-from gpuwatch.ledger.plan import fewer_ranks, fraction_needed, own_pool, pool_flag, possible_tp, retuned
+from gpuwatch.ledger.plan import fewer_ranks, fraction_needed, own_pool, pool_flags, possible_tp, retuned
 from gpuwatch.ledger.starts import cut_width, most_sharing, obstacles
 from gpuwatch.ledger.steps import refusals
 from gpuwatch.units import GIB
@@ -76,12 +76,12 @@ def _settings(engine: Engine) -> Iterator[Change]:
             f"--{flag} {deployment.fraction:g} → {fraction:g}",
             f"{left:.1f} GiB of the card stay for everything the engine did not count",
             SPEED,
-            engine.with_deployment(fraction=fraction, fraction_asked=True),
+            engine.with_deployment(fraction=fraction, fraction_told=True),
             sets=((flag, fraction),),
         )
     if deployment.pool_asked:
         yield Change(
-            f"without {pool_flag(deployment)}",
+            f"without {' and '.join(pool_flags(deployment))}",
             "nothing: the pool is what the card has left",
             FREE,
             own_pool(engine),

@@ -108,7 +108,7 @@ def with_defaults(
     if doubled:
         tokens, batch = 2 * tokens, 2 * batch
     if deployment.kv_bytes is not None:  # the pool has this size, whatever share of the card is asked for
-        fraction = None
+        deployment, fraction = replace(deployment, idle_fraction=fraction or 0.0), None
     default = NEW_FRACTION if deployment.version >= NEW_FRACTION_SINCE else OLD_FRACTION
     if takes_whole_prompts(deployment.version, deployment.context, asked=deployment.chunked):
         tokens = max(tokens, deployment.context)

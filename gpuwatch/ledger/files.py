@@ -35,6 +35,10 @@ _STORED = re.compile(r"[-_](awq|gptq|fp8|int8|int4|nvfp4|mxfp4|w8a8)(?![a-z])", 
 _INDEX = "model.safetensors.index.json"
 _QUANTISED = "hf_quant_config.json"
 """Where ModelOpt to 0.29 says how weights and KV cache are stored, beside a config that does not."""
+_DESCRIBED = "quant_model_description.json"
+"""Where msModelSlim says of each tensor how it is stored, for NPUs."""
+_OTHER_EXPERT = re.compile(r"\.experts\.[1-9]\d*\.")
+_WAY = re.compile(r"W(?P<bits>\d{1,2})A\d+")
 
 
 def load(name: str, overrides: Mapping[str, Any] | None = None) -> tuple[Model, float | None]:
@@ -122,11 +126,16 @@ def _config(path: Path) -> dict[str, Any]:
 def with_quantisation(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     """Return the config of a model in `folder`, with what the file beside it says where it has no quantisation itself.
 
-    Source: vLLM's ``transformers_utils/config.py``.
+    Sources: vLLM's ``transformers_utils/config.py``, SGLang's ``modelslim.py``, vLLM-Ascend's ``modelslim_config.py``.
 
     Raises:
         ModelConfigError: the file beside it cannot be used.
     """
+    stated = found.get("quantization_config")
+    method = stated.get("quant_method") if isinstance(stated, dict) else None
+    described = folder / _DESCRIBED
+    if (stated is None or method in ("ascend", "modelslim")) and S_ISREG(_mode(described)):
+        return {**found, "quantization_config": _described(described)}
     beside = folder / _QUANTISED
     if found.get("quantization_config") is not None or not S_ISREG(_mode(beside)):
         return found
@@ -134,6 +143,35 @@ def with_quantisation(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(stated, dict):
         raise ModelConfigError(f"{beside} has no object 'quantization'")
     return {**found, "quantization_config": {"quant_method": "modelopt", **stated}}
+
+
+def _described(path: Path) -> dict[str, Any]:
+    """Return what msModelSlim's description of a checkpoint says of its modules, as compressed-tensors would say it.
+
+    Of a layer's experts the first stands for all.
+
+    Raises:
+        ModelConfigError: it cannot be read, or stores nothing in a way that is known.
+    """
+    ways: dict[int, list[str]] = {}
+    plain: list[str] = []
+    for name, way in _json(path).items():
+        module = name.removesuffix(".weight")
+        if module == name or not isinstance(way, str) or _OTHER_EXPERT.search(name):
+            continue
+        found = _WAY.match(way)
+        if found is not None:
+            ways.setdefault(int(found["bits"]), []).append(module)
+        elif way == "FLOAT":
+            plain.append(module)
+    if not ways:
+        raise ModelConfigError(f"{path} names no weight in fewer bits (such as 'W8A8_DYNAMIC')")
+    most = max(ways, key=lambda bits: len(ways[bits]))
+    groups = {
+        f"w{bits}": {"weights": {"num_bits": bits}, "targets": ["Linear"] if bits == most else names}
+        for bits, names in ways.items()
+    }
+    return {"quant_method": "modelslim", "config_groups": groups, "ignore": plain}
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gpuwatch.ledger.allocator import held
+from gpuwatch.ledger.packed import bytes_of
 from gpuwatch.ledger.quantisation import DTYPE_BYTES, stored_bits
 from gpuwatch.ledger.weights import (
-    bytes_of,
     embedding_ranks,
     expert_padding,
     expert_share,
@@ -103,7 +103,8 @@ def _layers(model: Model, split: Split, loading: Loading) -> Iterator[float]:
 
 def _attention(model: Model, group: Layers, split: Split) -> Iterator[float]:
     """Yield the fused projection of queries, keys and values, and that of the output."""
-    each, tp = bytes_of(model).attention, split.attention_tp
+    packed, tp = bytes_of(model), split.attention_tp
+    each = packed.mixers if group.kind == "linear" else packed.attention
     parts: tuple[float, ...]
     if group.borrowed:
         parts = ()
@@ -137,7 +138,7 @@ def _experts(model: Model, split: Split, loading: Loading) -> Iterator[float]:
     share = expert_share(model, split) * model.experts.count * expert_padding(model, split, loading)
     narrow = model.experts.latent / model.hidden if model.experts.latent else 1.0  # what the experts see
     yield from _feed_forward(model, share * model.experts.width * narrow, packed.experts)
-    yield from _feed_forward(model, model.experts.shared_width / split.tp, packed.dense)
+    yield from _feed_forward(model, model.experts.shared_width / split.tp, packed.shared)
 
 
 def _feed_forward(model: Model, width: float, each: float) -> Iterator[float]:

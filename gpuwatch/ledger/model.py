@@ -70,9 +70,10 @@ class Experts:
 class Quantisation:
     """How weights are stored: `method` as the config names it, bits of a weight, and what its scales add.
 
-    `group` is the number of weights that share a scale, 0 for one scale per channel. `kept` are name parts of modules
-    that stay in the model's own type. A rank's part of a feed-forward width must be a multiple of `step`. `known` is
-    False for a method that is not in the table.
+    `group` is the number of weights that share a scale, 0 for one scale per channel, which takes `channel_bits` for
+    each output. `kept` are names of modules that stay in the model's own type (`ledger.kept`). A rank's part of a
+    feed-forward width must be a multiple of `step`. `known` is False for a method that is not in the table. Modules
+    that are in the `targets` of one of the `others` are stored as it says; no `targets` are all modules.
     """
 
     method: str
@@ -84,6 +85,9 @@ class Quantisation:
     known: bool = True
     experts_only: bool = False
     step: int = 0
+    channel_bits: float = 0.0
+    targets: tuple[str, ...] = ()
+    others: tuple[Quantisation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

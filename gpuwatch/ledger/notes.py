@@ -9,7 +9,7 @@ from gpuwatch.engines.flag_versions import unknown_flag
 from gpuwatch.ledger.budget import activation_bytes, encoder_bytes
 from gpuwatch.ledger.lengths import allowed_length
 from gpuwatch.ledger.starts import most_sharing
-from gpuwatch.ledger.weights import padding_bytes
+from gpuwatch.ledger.weights import padding_bytes, triton_saving
 from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ def notes_of(engine: Engine) -> list[str]:
     padded = 0.0 if engine.weights_bytes else padding_bytes(model, deployment.split, deployment.loading)
     if padded >= LEAST_PADDING:
         words = "MXFP4 experts are counted with the padding of Marlin's and TensorRT-LLM's kernels"
-        notes.append(f"{words}; on Hopper (H100, H200) they take less, by at most {padded / GIB:.1f} GiB")
+        less = triton_saving(model, deployment.split, deployment.loading) / GIB
+        notes.append(f"{words}; on Hopper (H100, H200), where vLLM uses Triton's, they take about {less:.1f} GiB less")
     notes += _tower_notes(engine)
     if model.uncounted:
         notes.append(f"not counted: {', '.join(model.uncounted)}; the sums are lower bounds")

@@ -258,7 +258,7 @@ def make_plan(engines: Sequence[Engine]) -> Plan:
 def _at_share(engine: Engine, earlier: Sequence[Engine]) -> Capacity:
     """Return what the pool of one of several engines holds with the share of the card that it needs."""
     share = min(1.0, fraction_needed(engine, earlier))
-    sharing = engine.with_deployment(fraction=share, fraction_asked=True)
+    sharing = engine.with_deployment(fraction=share, fraction_told=True)
     if engine.deployment.engine == "sglang":  # its share is of what those that started earlier leave
         taken = sum(card_of([other]).total for other in earlier)
         sharing = sharing.with_deployment(capacity=max(1.0, engine.deployment.capacity - taken))
@@ -281,9 +281,14 @@ def _sharing_notes(engines: Sequence[Engine]) -> list[str]:
 
 def pool_flag(deployment: Deployment) -> str:
     """Return the flag with which the size of the pool was asked for, and its value; empty where none was."""
+    return next(iter(pool_flags(deployment)), "")
+
+
+def pool_flags(deployment: Deployment) -> list[str]:
+    """Return all flags that say the size of the pool, each with its value, the one that counts first."""
     names = ("num-gpu-blocks-override", "kv-cache-memory-bytes", "max-total-tokens")
     values = (deployment.blocks_override, deployment.kv_bytes, deployment.max_total_tokens)
-    return next((f"--{name} {value:.0f}" for name, value in zip(names, values, strict=True) if value is not None), "")
+    return [f"--{name} {value:.0f}" for name, value in zip(names, values, strict=True) if value is not None]
 
 
 def start_notes(found: Capacity) -> list[str]:
@@ -330,13 +335,13 @@ def _spread(card: Card, parts: Sequence[str]) -> float:
 def fewest_gpus(engines: Sequence[Engine]) -> int | None:
     """Return the fewest cards, 1, 2, 4 …, on which the engines fit, or fit tightly, and serve, with tensor parallelism.
 
-    A size of the pool that was asked for is that of other cards, and left out. None where there are none up to
-    `MOST_GPUS`, and where a config lacks what it takes to know.
+    A size of the pool that was asked for is that of other cards, and left out with a fraction beside it. None where
+    there are none up to `MOST_GPUS`, and where a config lacks what it takes to know.
     """
     most = 1 if any(engine.deployment.mig for engine in engines) else MOST_GPUS
     count = 1
     while count <= most:
-        tried = [own_pool(at_tp(engine, count)) for engine in engines]
+        tried = [own_pool(at_tp(engine.with_deployment(idle_fraction=0.0), count)) for engine in engines]
         if all(possible_tp(engine) for engine in tried) and verdict_of(tried) in ("fits", "tight") and starts(tried):
             return count
         count *= 2
@@ -352,9 +357,11 @@ def starts(engines: Sequence[Engine]) -> bool:
 
 def own_pool(engine: Engine) -> Engine:
     """Return the engine with the pool that its card gives it."""
-    if not engine.deployment.pool_asked:
+    deployment = engine.deployment
+    if not deployment.pool_asked:
         return engine
-    return engine.with_deployment(kv_bytes=None, blocks_override=None, max_total_tokens=None, fraction_asked=False)
+    fraction = deployment.idle_fraction or deployment.fraction
+    return engine.with_deployment(kv_bytes=None, blocks_override=None, max_total_tokens=None, fraction=fraction)
 
 
 def at_tp(engine: Engine, tp: int) -> Engine:
@@ -371,7 +378,7 @@ def at_tp(engine: Engine, tp: int) -> Engine:
 def retuned(changed: Engine, engine: Engine) -> Engine:
     """Return a changed engine with the fraction that SGLang would choose for it, where `engine` has its own choice."""
     before, after = engine.deployment, changed.deployment
-    if before.engine != "sglang" or before.fraction_asked or before.fraction != sglang_fraction(before, engine.model):
+    if before.engine != "sglang" or before.fraction_told or before.fraction != sglang_fraction(before, engine.model):
         return changed
     return changed.with_deployment(fraction=sglang_fraction(after, changed.model))
 

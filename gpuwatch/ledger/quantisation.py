@@ -6,6 +6,8 @@ Sources: the configurations of AutoAWQ, GPTQ, compressed-tensors, ModelOpt, bits
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.ledger.fields import ModelConfigError
@@ -54,6 +56,8 @@ def by_name(name: str) -> Quantisation | None:
 _PLAIN = ("lm_head", "embed")
 _PART = "quantization_config"
 MOST_BITS = 16
+_WEIGHT_BITS = re.compile(r"W(4|8)A\d+")
+MOST_WAYS = 16
 LARGEST_GROUP = 2**20
 """No more weights share a scale, unless all of a channel do."""
 _FLAGS = {
@@ -114,6 +118,8 @@ def _described(found: Mapping[str, Any]) -> Quantisation:
             raise ModelConfigError(f"{_PART}.weight_block_size is {str(block)[:40]!r}; whole numbers are expected")
         elements, step = block[0] * block[-1], math.lcm(block[0], block[-1])
         return Quantisation("fp8", 8, elements, 32 if elements else 16, kept=kept or ("lm_head", "embed"), step=step)
+    if method in ("modelslim", "ascend"):
+        return _modelslim(found, method, kept)
     if method == "mxfp4":
         return Quantisation("mxfp4", 4, 32, 8, kept=kept or ("lm_head", "embed", "attn"), experts_only=True)
     return Quantisation(method or "unnamed", 16, kept=kept, known=False)
@@ -201,18 +207,59 @@ def _settings(config: Mapping[str, Any]) -> object:
     return found or (inner.get("quantization_config") if isinstance(inner, dict) else None)
 
 
-def _compressed(found: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisation:
+def _compressed(found: Mapping[str, Any], kept: tuple[str, ...], method: str = "compressed-tensors") -> Quantisation:
     groups = found.get("config_groups")
-    first: object = next(iter(groups.values()), {}) if isinstance(groups, dict) else {}
-    weights = first.get("weights") if isinstance(first, dict) else None
-    if not isinstance(weights, dict):
-        return Quantisation("compressed-tensors", 16, kept=kept, known=False)
+    parts = list(groups.values()) if isinstance(groups, dict) else []
+    stated = [part for part in parts if isinstance(part, dict) and isinstance(part.get("weights"), dict)]
+    if not stated:
+        return Quantisation(method, 16, kept=kept, known=False)
+    ways = [_way(part, method, kept or _PLAIN) for part in stated[:MOST_WAYS]]
+    plain = next((way for way in ways if not way.targets), ways[0])
+    others = tuple(way for way in ways if way.targets and way is not plain)
+    return replace(plain, targets=(), others=others)
+
+
+def _way(part: Mapping[str, Any], method: str, kept: tuple[str, ...]) -> Quantisation:
+    """Return one of the ways in which a checkpoint stores weights; one of all layers has no `targets`."""
+    weights = part["weights"]
     bits, group = _bits(weights, "num_bits") or 8.0, int(_number(weights, "group_size") or 0)
     floats = weights.get("type") == "float"
+    block = weights.get("block_structure")
+    if weights.get("strategy") == "block" and isinstance(block, list) and all(isinstance(side, int) for side in block):
+        group = max(0, min(LARGEST_GROUP, math.prod(block)))
     scale = 8.0 if bits == 4 and floats else 16.0  # FP4 scales are stored in 8 bits
     zero = 0.0 if weights.get("symmetric", True) else bits
     step = max(0, group) if bits == 4 and not floats else 0  # other formats are padded
-    return Quantisation("compressed-tensors", bits, max(0, group), scale, zero, kept or ("lm_head", "embed"), step=step)
+    whole = weights.get("strategy") == "tensor" or bits < 8
+    targets = tuple(str(name) for name in _listed(part, "targets"))
+    everything = not targets or any(name in ("Linear", "FusedMoE") for name in targets)
+    return Quantisation(
+        method,
+        bits,
+        max(0, group),
+        scale,
+        zero,
+        kept,
+        step=step,
+        channel_bits=0.0 if whole else 32.0,
+        targets=() if everything else targets,
+    )
+
+
+def _modelslim(found: Mapping[str, Any], method: str, kept: tuple[str, ...]) -> Quantisation:
+    """Return how msModelSlim stored weights for NPUs: an output has a scale and an offset of 32 bits each.
+
+    Source: SGLang's ``modelslim/schemes``. The bits are those of ``quant_model_description.json`` (`ledger.files`), or
+    of its ``model_quant_type``.
+    """
+    if isinstance(found.get("config_groups"), dict):
+        stored = _compressed(found, kept, method)
+        others = tuple(replace(each, channel_bits=64.0, step=0) for each in stored.others)
+        return replace(stored, channel_bits=64.0, step=0, others=others)
+    bits = _WEIGHT_BITS.match(str(found.get("model_quant_type") or ""))
+    if bits is None:
+        return Quantisation(method, 16, kept=kept, known=False)
+    return Quantisation(method, float(bits[1]), kept=kept or _PLAIN, channel_bits=64.0)
 
 
 def _bitsandbytes(found: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisation:

@@ -24,7 +24,7 @@ def shares_needed(engines: Sequence[Engine]) -> Row | None:
         return None
     shares = [fraction_needed(engine, engines[:at]) for at, engine in enumerate(engines)]
     tried = [
-        engine.with_deployment(fraction=share, fraction_asked=True)
+        engine.with_deployment(fraction=share, fraction_told=True)
         for engine, share in zip(engines, shares, strict=True)
         if share <= 1
     ]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuwatch.ledger.packed import feed_forward_kept
+
 if TYPE_CHECKING:
     from gpuwatch.ledger.budget import Deployment
     from gpuwatch.ledger.model import Model
@@ -37,29 +39,28 @@ def obstacles(model: Model, deployment: Deployment) -> tuple[str, ...]:
     return shared or _uneven_groups(model, deployment)
 
 
-_FEED_FORWARD = ("mlp", "experts", "down_proj", "gate_up_proj", "up_proj")
-"""Ends of the names of modules whose exclusion from quantisation leaves nothing to divide by groups."""
-
-
 def _uneven_groups(model: Model, deployment: Deployment) -> tuple[str, ...]:
     """Return what forbids the ranks because they cut through groups of quantised weights that share a scale."""
     stored = model.quantisation
-    if stored is None or any(name.rstrip(".*$").endswith(_FEED_FORWARD) for name in stored.kept):
+    if stored is None:
         return ()
-    width = cut_width(model, deployment, stored.step, experts=stored.bits >= 8)  # bits
+    plain, experts = feed_forward_kept(model)
+    packed = stored.bits >= 8 and not experts  # bits
+    width = cut_width(model, deployment, stored.step, experts=packed, plain=not plain)
     if not width:
         return ()
     words = f"a feed-forward width of {width:,} over {deployment.tp} ranks is {width / deployment.tp:g} each"
     return (f"{words}, no multiple of the {stored.step} weights that share a scale: it will not start",)
 
 
-def cut_width(model: Model, deployment: Deployment, step: int, *, experts: bool) -> int:
+def cut_width(model: Model, deployment: Deployment, step: int, *, experts: bool, plain: bool = True) -> int:
     """Return the feed-forward width that the ranks divide into parts that are no multiple of `step`; 0 where none is.
 
-    `experts`: theirs count, too. In fewer than 8 bits there are kernels for them, and expert parallelism cuts none.
+    `plain`: those beside experts count, `experts`: theirs, too. In fewer than 8 bits there are kernels for them, and
+    expert parallelism cuts none.
     """
     tp, mixture = deployment.tp, model.experts
-    widths = [model.intermediate] if model.dense_layers else []
+    widths = [model.intermediate] if model.dense_layers and plain else []
     if mixture is not None and experts and not deployment.expert_parallel:
         widths.append(mixture.width)
     uneven = (width for width in widths if width and (width % tp or width // tp % step)) if step and tp > 1 else ()

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwatch.ledger.quantisation import DTYPE_BYTES, stored_bits
+from gpuwatch.ledger.packed import bytes_of
+from gpuwatch.ledger.quantisation import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from gpuwatch.ledger.model import Layers, Model
@@ -21,10 +22,13 @@ POSITIONS_FOLLOW_TOKENS_SINCE = (0, 32)
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Parameters by part, of the whole model."""
+    """Parameters by part, of the whole model; `mixers` are those of linear layers, `shared` the shared experts."""
 
     attention: int
+    mixers: int
     feed_forward: int
+    shared: int
+    router: int
     experts: int
     embedding: int
     head: int
@@ -34,26 +38,31 @@ class Parameters:
     @property
     def total(self) -> int:
         """All parameters."""
-        return self.attention + self.feed_forward + self.experts + self.embedding + self.head + self.tower + self.norms
+        layers = self.attention + self.mixers + self.feed_forward + self.shared + self.router + self.experts
+        return layers + self.embedding + self.head + self.tower + self.norms
 
 
 def parameters(model: Model) -> Parameters:
     """Count the parameters of a model."""
     layers = model.layer_count
-    attention = sum(group.count * attention_of(model, group) for group in model.layers)
+    linear = [group for group in model.layers if group.kind == "linear"]
+    attention = sum(group.count * attention_of(model, group) for group in model.layers if group.kind != "linear")
     attention += model.shared_attention
     matrices = 3 if model.gated else 2
     dense = matrices * model.hidden * (model.dense_widths or model.dense_layers * model.intermediate) + model.other
-    experts = 0
+    experts = shared = router = 0
     if model.experts is not None:
         one = matrices * (model.experts.latent or model.hidden) * model.experts.width
-        shared_width = matrices * model.hidden * model.experts.shared_width
-        dense += model.experts.layers * (shared_width + model.hidden * model.experts.count)
+        shared = model.experts.layers * matrices * model.hidden * model.experts.shared_width
+        router = model.experts.layers * model.hidden * model.experts.count
         experts = model.experts.layers * model.experts.count * one
     embedding = model.vocab * model.hidden
     return Parameters(
         attention=attention,
+        mixers=sum(group.count * model.mixer for group in linear),
         feed_forward=dense,
+        shared=shared,
+        router=router,
         experts=experts,
         embedding=embedding + model.embedding_per_layer,
         head=0 if model.tied else embedding,
@@ -134,7 +143,9 @@ def weight_bytes(model: Model, split: Split, loading: Loading = PLAIN) -> float:
     packed = bytes_of(model)
     copied = _copied_kv(model, split.attention_tp)
     attention = (count.attention / split.attention_tp + copied) * packed.attention + absorbed_bytes(model, split)
-    forward = count.feed_forward / split.tp * packed.dense
+    attention += count.mixers / split.attention_tp * packed.mixers
+    forward = (count.feed_forward * packed.dense + count.shared * packed.shared) / split.tp + count.router * plain
+    forward += channel_bytes(model, split)
     experts = count.experts * expert_share(model, split) * packed.experts * expert_padding(model, split, loading)
     embedding = count.embedding / embedding_ranks(split, loading)
     head = count.head / split.tp
@@ -164,6 +175,19 @@ def padding_bytes(model: Model, split: Split, loading: Loading) -> float:
     return stored * (expert_padding(model, split, loading) - 1) * stage_share(model, split)
 
 
+def triton_saving(model: Model, split: Split, loading: Loading) -> float:
+    """Return by how many bytes experts in MXFP4 are smaller with Hopper's Triton kernel than `expert_padding` says.
+
+    It needs no padding, and the scales are held twice: those of the checkpoint stay beside the kernel's
+    (``_swizzle_mxfp4`` and what follows in vLLM's ``layers/quantization/mxfp4.py``).
+    """
+    padded = padding_bytes(model, split, loading)
+    if not padded or model.quantisation is None:
+        return 0.0
+    scales = parameters(model).experts * expert_share(model, split) * stage_share(model, split)
+    return max(0.0, padded - scales * (bytes_of(model).experts - model.quantisation.bits / 8))
+
+
 def absorbed_bytes(model: Model, split: Split) -> float:
     """Return the bytes of MLA's up-projections in 16 bits, which engines make beside quantised ones.
 
@@ -175,22 +199,26 @@ def absorbed_bytes(model: Model, split: Split) -> float:
     return sum(2.0 * group.count * (group.latent - model.mla_rope) * heads for group in model.layers if group.latent)
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """Bytes of a weight by where it is."""
+def channel_bytes(model: Model, split: Split) -> float:
+    """Return the bytes of the scales, and offsets, that the outputs of each matrix have on the fullest rank.
 
-    attention: float
-    dense: float
-    experts: float
-
-
-def bytes_of(model: Model) -> Packed:
-    """Return how many bytes a weight takes, its share of scales included."""
-    plain = DTYPE_BYTES.get(model.dtype, 2.0)
-    packed = plain if model.quantisation is None else stored_bits(model.quantisation) / 8
-    experts_only = model.quantisation is not None and model.quantisation.experts_only
-    dense = plain if experts_only else packed
-    return Packed(_kept(model, "attn", dense, plain), dense, packed)
+    The outputs of matrices whose inputs tensor parallelism divides are not divided.
+    """
+    stored = model.quantisation
+    if stored is None or not stored.channel_bits or stored.group:
+        return 0.0
+    up, total = (2 if model.gated else 1), 0.0
+    for group in model.attention:
+        queries = model.q_heads * group.head_dim + group.kv_heads * (group.head_dim + group.value_dim)
+        total += group.count * (queries / split.attention_tp + model.hidden)
+    inner = (model.dense_widths or model.dense_layers * model.intermediate) / split.tp
+    total += up * inner + model.dense_layers * model.hidden
+    if model.experts is not None:
+        mixture, ranks = model.experts, max(split.tp, split.expert_parallel)
+        cut, each = (1, expert_share(model, split)) if split.whole_experts else (ranks, 1.0)
+        outputs = up * mixture.width / cut + (mixture.latent or model.hidden)
+        total += mixture.layers * mixture.count * each * outputs
+    return total * stored.channel_bits / 8
 
 
 def stage_share(model: Model, split: Split) -> float:
@@ -251,13 +279,6 @@ def expert_share(model: Model, split: Split) -> float:
     if not split.whole_experts or model.experts is None:
         return 1 / ranks
     return -(-model.experts.count // ranks) / model.experts.count
-
-
-def _kept(model: Model, part: str, packed: float, plain: float) -> float:
-    """Return the bytes of a weight in modules whose name contains `part`."""
-    if model.quantisation is not None and any(part in name for name in model.quantisation.kept):
-        return plain
-    return packed
 
 
 def _copied_kv(model: Model, tp: int) -> float:

@@ -76,17 +76,23 @@ def _shorter(engine: Engine, base: Row, others: Sequence[Engine], share: float |
     if base.verdict != "does_not_fit" and _serves(base):
         return
     asked = engine.deployment.context
-    low, high = 0, (asked - 1) // CONTEXT_STEP
-    while low < high:
-        middle = (low + high + 1) // 2
-        tried = engine.with_deployment(context=middle * CONTEXT_STEP)
-        row = _measure(Change("", "", FREE, tried), others, share)
-        low, high = (middle, high) if row.verdict == "fits" and _serves(row) else (low, middle - 1)
+    low = _longest(engine, others, share, ("fits",)) or _longest(engine, others, share, ("fits", "tight"))
     if low:
         flag = "--context-length" if engine.deployment.engine == "sglang" else "--max-model-len"
         length = low * CONTEXT_STEP
         costs = "longer requests are refused"
         yield Change(f"{flag} {asked} → {length}", costs, SPEED, engine.with_deployment(context=length))
+
+
+def _longest(engine: Engine, others: Sequence[Engine], share: float | None, verdicts: Sequence[str]) -> int:
+    """Return the longest context, in steps, of which the pool holds a request with one of `verdicts`; 0 for none."""
+    low, high = 0, (engine.deployment.context - 1) // CONTEXT_STEP
+    while low < high:
+        middle = (low + high + 1) // 2
+        tried = engine.with_deployment(context=middle * CONTEXT_STEP)
+        row = _measure(Change("", "", FREE, tried), others, share)
+        low, high = (middle, high) if row.verdict in verdicts and _serves(row) else (low, middle - 1)
+    return low
 
 
 def best_pair(engine: Engine, others: Sequence[Engine] = ()) -> Row | None:
@@ -188,7 +194,7 @@ def _measure(change: Change, others: Sequence[Engine], share: float | None = Non
     if share is None:
         found = capacity_of(engine, sum(card_of([other]).total for other in others))
     else:
-        found = capacity_of(engine.with_deployment(fraction=share, fraction_asked=True))
+        found = capacity_of(engine.with_deployment(fraction=share, fraction_told=True))
     counted = context + min(change.recent, context)  # as many tokens of the narrow type take the same bytes
     longest = found.max_context
     verdict = verdict_of([engine.with_deployment(context=counted), *others])

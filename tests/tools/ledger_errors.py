@@ -19,7 +19,7 @@ from gpuwatch.ledger.budget import pool_bytes, residents  # the folder is on the
 from gpuwatch.ledger.loaded import printed_bytes
 from gpuwatch.ledger.pool import pool_of
 from gpuwatch.units import GIB
-from tests.unit.ledger.receipts import RECEIPTS
+from tests.unit.ledger.receipts import ELSEWHERE, RECEIPTS
 
 TYPES = (
     ("Qwen2.5-VL", "qwen2_5_vl"),
@@ -125,28 +125,42 @@ def main():
     parser.add_argument("--peers", metavar="VENV")
     args = parser.parse_args()
     receipts = [receipt for receipt in RECEIPTS if args.all or not receipt.fitted]
-    print(f"| receipt | source | {' | '.join(KINDS)} |\n|---|---|" + "---|" * len(KINDS))
+    table(receipts)
+    elsewhere = {receipt.number: ours(receipt) for receipt in ELSEWHERE}
     rows = {receipt.number: ours(receipt) for receipt in receipts}
     doubtful = [receipt for receipt in receipts if receipt.contradictory]
     sound = [receipt for receipt in receipts if receipt not in doubtful]
-    for receipt in receipts:
-        cells = " | ".join(map(percent, rows[receipt.number]))
-        print(f"| {receipt.name} | {receipt.data['source']} | {cells} |")
+    print("\nReceipts found elsewhere:\n")
+    table(ELSEWHERE)
     print("\n| error of | receipts | median | worst |\n|---|---|---|---|")
     for at, name in enumerate(KINDS):
         tokens = name.startswith("tokens")
         summary(name, [rows[receipt.number][at] for receipt in (sound if tokens else receipts)])
         if tokens:
             summary(f"{name}, pool and tokens contradict", [rows[receipt.number][at] for receipt in doubtful])
-    if not args.peers:
-        return
+    for at, name in enumerate(KINDS):
+        summary(f"receipts found elsewhere: {name}", [row[at] for row in elsewhere.values()])
+    if args.peers:
+        peers(receipts, args.peers)
+
+
+def table(receipts):
+    """Print a row for each receipt."""
+    print(f"| receipt | source | {' | '.join(KINDS)} |\n|---|---|" + "---|" * len(KINDS))
+    for receipt in receipts:
+        cells = " | ".join(map(percent, ours(receipt)))
+        print(f"| {receipt.name} | {receipt.data['source']} | {cells} |")
+
+
+def peers(receipts, venv):
+    """Print the errors of other planners."""
     with tempfile.TemporaryDirectory() as folder:
-        found = {receipt.number: vramscout(receipt, args.peers, folder) for receipt in receipts}
+        found = {receipt.number: vramscout(receipt, venv, folder) for receipt in receipts}
         for at, name in enumerate(("vramscout: weights", "vramscout: tokens from the printed pool")):
             summary(name, [row[at] for row in found.values() if not isinstance(row, str)])
         refused = [row for row in found.values() if isinstance(row, str)]
         print(f"\nvramscout gives no answer for {len(refused)} of {len(receipts)}: {'; '.join(sorted(set(refused)))}")
-        said = [planner(receipt, args.peers, folder) for receipt in receipts]
+        said = [planner(receipt, venv, folder) for receipt in receipts]
         reasons = "; ".join(sorted(set(filter(None, said))))
         print(f"llm-mem-planner refuses {sum(map(bool, said))} of {len(receipts)}: {reasons}")
 

@@ -58,6 +58,12 @@ def test_what_stands_behind_a_redirection_is_refused_and_not_left_out():
     assert read_launch("vllm serve x > log && echo done").command.arguments == ("x",)
 
 
+@pytest.mark.parametrize("dash", ["\u2013", "\u2014", "\u2010"])
+def test_a_dash_of_typography_is_refused_with_the_hyphens_that_are_meant(dash):
+    with pytest.raises(UsageError, match=r"begins with a dash that is no hyphen; allowed: --tensor-parallel-size$"):
+        read_launch(f"vllm serve x {dash}tensor-parallel-size=2")
+
+
 def test_figures_are_those_of_the_command_that_is_printed(capsys, llama):
     _, plan = planned(capsys, "--from-command", f"vllm serve {llama} --tensor-parallel-sise 2 --max-model-len 4096")
     assert plan["command"] == f"vllm serve {llama} --tensor-parallel-size 2 --max-model-len 4096"

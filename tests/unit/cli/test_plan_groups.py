@@ -61,7 +61,7 @@ def test_groups_of_vllm_divide_the_experts_and_copy_the_rest(capsys, flag):
     plan = commanded(capsys, command)
     experts = 32 * 8 * 3 * 4096 * 14336 / 4  # two of eight on each card, or a quarter of each
     attention = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024) / 2
-    rest = 32 * 4096 * 8 / 2 + 2 * 32_000 * 4096 / 2 + 65 * 4096 + 32_768 * 128
+    rest = 32 * 4096 * 8 + 2 * 32_000 * 4096 / 2 + 65 * 4096 + 32_768 * 128
     # 8 MiB of rotations in a segment of 20, and half of the embedding and of the head, 125 MiB, in steps of 2
     assert weights_of(plan) == pytest.approx(2 * (experts + attention + rest) + (12 + 2) * 2**20)
     assert any("they divide the experts among them and copy everything else" in note for note in plan["notes"])
@@ -81,8 +81,8 @@ def test_eight_groups_of_one_card_serve_a_model_that_one_card_does_not_hold(caps
     eight = 1 + 4 / 128**2  # bytes, with a scale of 32 bits for 128 x 128 weights
     attention = 7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
     one = 3 * 7168 * 2048  # an expert; each of 58 layers has 256, a shared one and a router
-    packed = 61 * attention + 58 * (256 / 8 + 1) * one + 58 * 7168 * 256 + 3 * 3 * 7168 * 18_432
-    plain = 2 * 129_280 * 7168 + 123 * 7168 + 163_840 * 64
+    packed = 61 * attention + 58 * (256 / 8 + 1) * one + 3 * 3 * 7168 * 18_432
+    plain = 2 * 129_280 * 7168 + 58 * 7168 * 256 + 123 * 7168 + 163_840 * 64
     absorbed = 61 * 512 * 128 * 256 * 2  # the up-projections of the latent entry once more, in 16 bits
     assert weights_of(plan) == pytest.approx(eight * packed + 2 * plain + absorbed, rel=0.0015)
     assert (len(plan["per_gpu"]), plan["verdict"]) == (8, "fits")

@@ -153,9 +153,14 @@ def test_a_share_beside_a_pool_of_a_size_changes_no_figure(capsys):
     for more in ("", " --gpu-memory-utilization 0.3"):
         main(["plan", *asked, command + more])
         plans.append(json.loads(capsys.readouterr().out))
-    for key in ("verdict", "serves", "fewest_gpus", "per_gpu", "kv", "what_if", "notes"):
+    for key in ("verdict", "serves", "fewest_gpus", "per_gpu", "kv", "notes"):
         assert plans[0][key] == plans[1][key], key
     assert plans[0]["verdict"] == "fits"
+    # Without the size the share counts: 0.3 x 79.2 GiB less 15.3 of weights and what is computed with.
+    sizes = [{row["change"]: row["max_context"] for row in plan["what_if"]} for plan in plans]
+    without = "without --kv-cache-memory-bytes 21474836480"
+    assert without in sizes[0]
+    assert without not in sizes[1]
     assert plans[0]["fewest_gpus"] == 1
 
 
@@ -167,3 +172,14 @@ def test_a_model_that_declares_no_length_gets_what_vllm_takes_for_it(capsys, tmp
     plan = json.loads(capsys.readouterr().out)
     assert plan["kv"]["context"] == tokens
     assert any(f"declares no length: {tokens:,} tokens assumed" in note for note in plan["notes"])
+
+
+def test_a_shorter_request_is_proposed_where_it_fits_tightly_and_serves(capsys):
+    asked = ("Qwen/Qwen3-8B", "--gpus", "1", "--gpu-memory", "20", "--json")
+    main(["plan", *asked])
+    plan = json.loads(capsys.readouterr().out)
+    (row,) = [row for row in plan["what_if"] if row["change"].startswith("--max-model-len 40960 → ")]
+    main(["plan", *asked, "--context", row["change"].split()[-1]])
+    shorter = json.loads(capsys.readouterr().out)
+    assert (plan["verdict"], row["verdict"], row["serves"]) == ("does_not_fit", "tight", True)
+    assert (shorter["verdict"], shorter["serves"]) == ("tight", True)

@@ -5,41 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gpuwatch.diagnosis.group import Rank, odd_ranks
-from tests.unit.diagnosis.watch import CONFIG, ENGINE, SERVER, Watch, event, fact, flags, gpu, name, texts
+from tests.unit.diagnosis.groups import GIB, STEADY, after, group
+from tests.unit.diagnosis.watch import CONFIG, ENGINE, SERVER, Watch, fact, flags, gpu, name, texts
 
-GIB = 1 << 30
 MHZ = 1e6
 LANE4 = 16 * 123.077e6
 """Bytes per second of one lane of generation 4."""
-
-
-def after(second, low, high):
-    return lambda now: float(high) if now >= second else float(low)
-
-
-def group(ranks=2, **figures):
-    """The GPUs of one engine; a figure is one value for all ranks, or a list with one for each."""
-    rows = {
-        name("engine_requests_running", ENGINE): 4.0,
-        name("engine_config_tensor_parallel_size", CONFIG): float(ranks),
-    }
-    for index in range(ranks):
-        rows[name("gpu_engine", gpu(index), server=SERVER, basis="process")] = 1.0
-        for short, value in figures.items():
-            own = value[index] if isinstance(value, list) else value
-            rows[name(f"gpu_{short}", gpu(index))] = own
-    return rows
-
-
-STEADY = {
-    "busy_ratio": 0.95,
-    "power_watts": 500.0,
-    "power_limit_watts": 700.0,
-    "memory_used_bytes": 70.0 * GIB,
-    "memory_total_bytes": 80.0 * GIB,
-    "pcie_link_width": 16.0,
-    "pcie_link_generation": 4.0,
-}
 
 
 class TestStraggler:
@@ -81,6 +52,45 @@ class TestStraggler:
         finding = Watch().run(100, live)["tp_straggler"]
         assert "it is another model of card" in finding.cause
         assert not [flag for flag, _, _ in flags(finding) if flag.startswith("nvidia-smi")]
+
+    def limited(self, limit, default, names=None, reason="power", share=0.3):
+        """A slow rank beside three cards of 400 W."""
+        live = self.slow()
+        for at in range(4):
+            live[name("gpu_power_limit_watts", gpu(at))] = float(limit) if at == 2 else 400.0
+            live[name("gpu_power_limit_default_watts", gpu(at))] = float(default) if at == 2 else 400.0
+            if names:
+                live[name("gpu_info", gpu(at), name=names[at == 2])] = 1.0
+        live[name("gpu_throttle_seconds_total", gpu(2), reason=reason)] = lambda now: share * now
+        return Watch().run(100, live)["tp_straggler"]
+
+    @pytest.mark.parametrize("names", [None, ("A100-SXM4", "A100 PCIe"), ("A100", "A100")])
+    def test_a_card_that_is_built_for_less_power_is_given_no_more_than_its_default(self, names):
+        finding = self.limited(limit=300, default=300, names=names)
+        assert "it is another model of card" in finding.cause
+        assert not [flag for flag, _, _ in flags(finding) if flag]
+
+    def test_a_lowered_limit_of_another_model_goes_back_to_its_own_default(self):
+        finding = self.limited(limit=200, default=300, names=("A100-SXM4", "A100 PCIe"))
+        assert flags(finding) == [("nvidia-smi -i 2 -pl", "200", "300")]
+        assert "the others are A100-SXM4" in texts(finding)
+
+    def test_a_card_built_for_more_power_and_lowered_goes_back_to_its_own_default(self):
+        finding = self.limited(limit=450, default=700, names=("A100-SXM4", "H100"))
+        assert flags(finding) == [("nvidia-smi -i 2 -pl", "450", "700")]
+
+    def test_a_lowered_limit_that_is_never_reached_is_not_blamed_beside_another_model(self):
+        finding = self.limited(limit=200, default=300, names=("A100-SXM4", "A100 PCIe"), share=0.01)
+        assert "it is another model of card" in finding.cause
+
+    def test_a_lowered_limit_of_the_same_model_goes_to_that_of_the_others(self):
+        finding = self.limited(limit=250, default=400, names=("A100", "A100"))
+        assert flags(finding) == [("nvidia-smi -i 2 -pl", "250", "400")]
+
+    def test_heat_that_lowers_the_clock_comes_before_a_limit_that_is_only_lower(self):
+        finding = self.limited(limit=250, default=400, reason="thermal")
+        assert "it is throttled (thermal)" in finding.cause
+        assert flags(finding) == [("", None, None)]
 
     def test_a_clock_without_a_visible_reason_says_so(self):
         finding = Watch().run(100, self.slow())["tp_straggler"]
@@ -254,6 +264,41 @@ class TestPcie:
         finding = Watch().run(120, group(2, **{**STEADY, "pcie_transmit_bytes_total": traffic}))["tp_pcie_slow"]
         assert finding.advice[0].text.startswith("run 2 replicas on 1 of the GPUs each")
 
+    @pytest.mark.parametrize(
+        ("more", "told"),
+        [
+            (
+                {name("gpu_engine", gpu(1), server="127.0.0.1:9000", basis="process"): 1.0},
+                "the engine 127.0.0.1:9000 uses GPU 1 too",
+            ),
+            (
+                {
+                    name("gpu_memory_engine_bytes", gpu(0), server=SERVER): 50.0 * GIB,
+                    name("gpu_memory_other_bytes", gpu(0)): 20.0 * GIB,
+                },
+                "processes of no known engine use 20.0 GiB of GPU 0",
+            ),
+        ],
+    )
+    def test_the_bytes_may_be_those_of_another_program_on_the_same_cards(self, more, told):
+        traffic = [lambda now: 0.6 * 16 * LANE4 * now] * 2
+        live = {**group(2, **{**STEADY, "pcie_transmit_bytes_total": traffic}), **more}
+        finding = Watch().run(120, live)["tp_pcie_slow"]
+        assert "Or it is the traffic of another program on these GPUs" in finding.cause
+        assert told in texts(finding)
+        assert finding.confidence == 0.5
+        assert finding.advice[0].text == "see whether the links stay full while only this engine uses its GPUs"
+
+    def test_an_engine_without_requests_sends_nothing_over_the_links(self):
+        other = {**ENGINE, "server": "127.0.0.1:9000"}
+        traffic = [lambda now: 0.6 * 16 * LANE4 * now] * 2
+        live = group(2, **{**STEADY, "pcie_transmit_bytes_total": traffic})
+        live[name("gpu_engine", gpu(1), server="127.0.0.1:9000", basis="process")] = 1.0
+        live |= {name(f"engine_requests_{what}", other): 0.0 for what in ("running", "waiting")}
+        finding = Watch().run(120, live)["tp_pcie_slow"]
+        assert finding.cause == "2 GPUs exchange every layer's results over PCIe, and wait while the bytes cross."
+        assert finding.confidence == 0.75
+
     def full(self, ranks, tp, pp):
         traffic = [lambda now: 0.6 * 16 * LANE4 * now] * ranks
         live = group(ranks, **{**STEADY, "pcie_transmit_bytes_total": traffic})
@@ -276,88 +321,6 @@ class TestPcie:
         finding = self.full(2, tp=1, pp=2)
         assert "2 GPUs hand their results on over PCIe" in finding.cause
         assert [advice.text[:3] for advice in finding.advice] == ["use"]
-
-
-LINE = (
-    "[rank1]:[E ProcessGroupNCCL.cpp:523] [Rank 1] Watchdog caught collective operation timeout: "
-    "WorkNCCL(SeqNum={seq}, OpType=GATHER, NumelIn=8000, NumelOut=0, Timeout(ms)=600000) ran for 600327 milliseconds"
-)
-
-
-class TestHang:
-    def frozen(self, busy, watts):
-        live = group(2, **{**STEADY, "busy_ratio": list(busy), "power_watts": list(watts)})
-        live[name("engine_page_frozen_seconds", ENGINE)] = lambda now: max(0.0, now - 20.0)
-        return live
-
-    def test_a_rank_that_does_not_come_is_named(self):
-        watch = Watch().run(100, self.frozen(busy=(1.0, 0.0), watts=(150.0, 90.0)))
-        assert watch.first_seen["nccl_hang"] == 66  # 30 seconds without a change from second 20 on, held for 15
-        finding = watch["nccl_hang"]
-        assert "(GPU 0 waits, GPU 1 has not come)" in finding.cause
-        assert watch["engine_stalled"].caused_by == "nccl_hang"
-
-    def test_an_engine_that_stands_still_with_idle_cards_is_stalled_only(self):
-        watch = Watch().run(100, self.frozen(busy=(0.0, 0.0), watts=(90.0, 90.0)))
-        assert watch.ids == ["engine_stalled"]
-
-    def timed_out(self, seq, events=()):
-        line = event("nccl_timeout", LINE.format(seq=seq), 50, seq=str(seq), op="GATHER")
-        log = {"host": "h", "log": "/var/log/vllm.log", "server": SERVER}
-        live = {**group(2, **STEADY), name("log_events_total", log, event="nccl_timeout"): after(50, 0, 1)}
-        return Watch((), (line, *events)), live
-
-    def test_the_first_collective_points_at_the_links(self):
-        watch, live = self.timed_out(1)
-        finding = watch.run(60, live)["nccl_hang"]
-        assert watch.first_seen == {"nccl_hang": 50}
-        assert "peer-to-peer between the GPUs does not work" in finding.cause
-        assert flags(finding)[0] == ("NCCL_P2P_DISABLE", None, "1")
-
-    def test_a_late_collective_points_at_a_stall_while_running(self):
-        watch, live = self.timed_out(50404)
-        finding = watch.run(60, live)["nccl_hang"]
-        assert "number 50,404 (GATHER)" in finding.cause
-        assert "not the network at start" in finding.cause
-        # The call that hung is one of NCCL: a dying card is looked for before vLLM's own kernel is suspected.
-        assert flags(finding) == [("", None, None), ("", None, None), ("--disable-custom-all-reduce", None, "(set)")]
-        assert "Xid" in finding.advice[0].text
-
-    @pytest.mark.parametrize(
-        "known", [fact("engine", "sglang"), fact("flag.disable-custom-all-reduce", value=True), fact("flag.nnodes", 2)]
-    )
-    def test_where_the_custom_kernel_cannot_run_it_is_not_blamed(self, known):
-        watch, live = self.timed_out(50404)
-        finding = Watch((known,), watch.events).run(60, live)["nccl_hang"]
-        assert "--disable-custom-all-reduce" not in [flag for flag, _, _ in flags(finding)]
-
-    @pytest.mark.parametrize(("seq", "start"), [(4, True), (5, False)])
-    def test_the_first_four_collectives_form_the_group(self, seq, start):
-        watch, live = self.timed_out(seq)
-        assert ("peer-to-peer" in watch.run(60, live)["nccl_hang"].cause) == start
-
-    @pytest.mark.parametrize(
-        ("kind", "cause", "minutes"),
-        [
-            ("nccl_timeout", "A collective of the ranks did not end in time. Which one it was is not known here.", 10),
-            ("rendezvous_timeout", "The ranks never met: the group was not formed in time.", 5),
-        ],
-    )
-    def test_a_line_that_is_only_counted_tells_nothing_of_power(self, kind, cause, minutes):
-        log = {"host": "h", "log": "/var/log/vllm.log", "server": SERVER}
-        live = {**group(2, **STEADY), name("log_events_total", log, event=kind): after(50, 0, 1)}
-        finding = Watch().run(60, live)["nccl_hang"]
-        assert finding.cause.startswith(cause)
-        assert finding.confidence == 0.6
-        assert f"lines of the engine's log that say so in {minutes} minutes: 1" in texts(finding)
-
-    def test_a_failing_card_is_the_root(self):
-        watch, live = self.timed_out(50404)
-        live[name("gpu_xid_errors_total", gpu(1), xid="94")] = after(45, 0, 3)
-        watch.run(60, live)
-        assert watch.ids == ["xid_hardware", "nccl_hang"]
-        assert watch["nccl_hang"].caused_by == "xid_hardware"
-        assert "waits for GPU 1, which has a hardware fault (Xid 94)" in watch["nccl_hang"].cause
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])

@@ -2,8 +2,9 @@
 
 Each entry of fixtures/receipts.json has its public source; what no print tells of its model is as in the model's public
 ``config.json``. `layer_types` is written as runs of (kind, count). `card_gib` is there where the size of the card was
-printed or stated, `before_gib` where the engine said what was free before it loaded. Fitted constants may only look at
-the even half.
+printed or stated, `before_gib` where the engine said what was free before it loaded. `config_source` says where what is
+known of a quantised checkpoint's config is from, where no print tells it. Fitted constants may only look at the even
+half, and not at those of fixtures/receipts_elsewhere.json, which were found after all was fitted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gpuwatch.ledger.reading import read_model
 from gpuwatch.units import GIB
 
 FILE = Path(__file__).parents[2] / "fixtures" / "receipts.json"
+ELSEWHERE_FILE = FILE.with_name("receipts_elsewhere.json")
 SIXTEEN_BITS = ("bf16", "fp16")
 CONTRADICTION = 0.01
 """Printed figures are rounded to less than this."""
@@ -82,7 +84,8 @@ class Receipt:
             max_total_tokens=flags.get("max_total_tokens"),
             block_size=flags.get("block_size", 1 if sglang else 16),
             prefix_caching=flags.get("prefix_caching"),
-            unified="GB10" in self.data["card"],
+            unified=any(word in self.data["card"] for word in ("GB10", "unified")),
+            expert_parallel=flags.get("ep", 1) > 1,
             pooling=flags.get("pooling", False),
             towers=flags.get("towers", True),
             adapters=flags.get("adapters", 0),
@@ -123,3 +126,4 @@ class Receipt:
 
 
 RECEIPTS = tuple(Receipt(number, data) for number, data in enumerate(json.loads(FILE.read_text())))
+ELSEWHERE = tuple(Receipt(number, data) for number, data in enumerate(json.loads(ELSEWHERE_FILE.read_text())))

@@ -8,6 +8,7 @@ import pytest
 
 from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.files import load, weight_files
+from gpuwatch.ledger.packed import bytes_of
 from tests.unit.ledger.models import config
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize {}\n"
@@ -94,3 +95,36 @@ def test_a_size_that_is_none_leaves_the_shape(tmp_path, total):
     size, (note,) = weight_files(tmp_path)
     assert size is None
     assert note.startswith("1 of 1 weight files of the index are not in the folder; it states no size")
+
+
+DESCRIPTION = {
+    "model_quant_type": "W8A8_DYNAMIC",
+    "model.embed_tokens.weight": "FLOAT",
+    "model.layers.0.self_attn.q_proj.weight": "W8A8",
+    "model.layers.0.self_attn.q_proj.weight_offset": "W8A8",
+    "model.layers.0.self_attn.o_proj.weight": "FLOAT",
+    "model.layers.1.self_attn.o_proj.weight": "FLOAT",
+    "model.layers.0.mlp.experts.0.down_proj.weight": "W4A8_DYNAMIC",
+    "model.layers.0.mlp.experts.1.down_proj.weight": "W8A8_DYNAMIC",
+    "model.layers.1.self_attn.q_proj.weight": "W8A8_DYNAMIC",
+    "lm_head.weight": "FLOAT",
+}
+
+
+@pytest.mark.parametrize("stated", [None, {"quant_method": "ascend"}])
+def test_a_description_of_msmodelslim_says_how_each_module_is_stored(tmp_path, stated):
+    moe = {"num_experts": 8, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
+    (tmp_path / "config.json").write_text(json.dumps({**config(2, 8, 128, **moe), "quantization_config": stated}))
+    (tmp_path / "quant_model_description.json").write_text(json.dumps(DESCRIPTION))
+    model, _ = load(str(tmp_path))
+    assert (model.quantisation.method, model.quantisation.bits, model.quantisation.known) == ("modelslim", 8, True)
+    assert bytes_of(model).attention == pytest.approx(1 + model.q_heads / (2 * model.q_heads + 2 * 8))  # the output
+    assert bytes_of(model).experts == pytest.approx((1 + 1 + 0.5) / 3)
+
+
+@pytest.mark.parametrize(("text", "message"), [("[]", "holds a list"), ("{}", "names no weight in fewer bits")])
+def test_a_description_that_says_nothing_is_refused(tmp_path, text, message):
+    (tmp_path / "config.json").write_text(json.dumps(config(2, 8, 128)))
+    (tmp_path / "quant_model_description.json").write_text(text)
+    with pytest.raises(ModelConfigError, match=message):
+        load(str(tmp_path))

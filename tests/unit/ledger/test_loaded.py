@@ -8,9 +8,11 @@ import pytest
 
 from gpuwatch.ledger.allocator import held
 from gpuwatch.ledger.budget import Deployment, activation_bytes
+from gpuwatch.ledger.known import find
 from gpuwatch.ledger.loaded import printed_bytes, slack_bytes, taken_slack
 from gpuwatch.ledger.need import Engine
 from gpuwatch.ledger.notes import notes_of
+from gpuwatch.ledger.reading import read_model
 from gpuwatch.ledger.weights import (
     Loading,
     Split,
@@ -20,6 +22,7 @@ from gpuwatch.ledger.weights import (
     expert_padding,
     parameters,
     rotation_bytes,
+    triton_saving,
     weight_bytes,
 )
 from gpuwatch.units import GIB, MIB
@@ -190,6 +193,15 @@ def test_kernels_round_experts_in_mxfp4_up():
     assert expert_padding(model(4, 8, 64, **moe), Split(), Loading()) == 1
 
 
+def test_hoppers_kernel_keeps_the_scales_of_experts_twice_and_pads_nothing():
+    # printed by vLLM 0.14.1 with Triton's kernel on an H100 (vllm-project/vllm#33155)
+    known = find("openai/gpt-oss-120b")
+    oss, loading = read_model(known.config, known.name), Loading("vllm", (0, 14, 1), 5120)
+    found = printed_bytes(oss, Split(), loading) - triton_saving(oss, Split(), loading)
+    assert found / GIB == pytest.approx(64.38, rel=0.005)
+    assert triton_saving(oss, Split(), Loading("sglang")) == 0
+
+
 def test_sglangs_attention_groups_copy_the_embedding():
     plain = small(tie_word_embeddings=False)
     split, loading = Split(tp=4, attention_tp=2), Loading("sglang")
@@ -199,7 +211,8 @@ def test_sglangs_attention_groups_copy_the_embedding():
 
 def test_dense_parts_beside_experts_and_double_ones_are_counted():
     beside = small(enable_moe_block=True, num_experts=4, moe_intermediate_size=704, num_experts_per_tok=2)
-    assert parameters(beside).feed_forward == 36 * (3 * 2048 * 11008 + 2048 * 4)
+    assert parameters(beside).feed_forward == 36 * 3 * 2048 * 11008
+    assert parameters(beside).router == 36 * 2048 * 4
     wide = small(num_kv_shared_layers=16, use_double_wide_mlp=True)
     assert parameters(wide).feed_forward == (20 + 2 * 16) * 3 * 2048 * 11008
 

@@ -12,7 +12,7 @@ from gpuwatch.ledger.defaults import with_defaults
 from gpuwatch.ledger.loaded import printed_bytes
 from gpuwatch.ledger.pool import pool_of
 from gpuwatch.units import GIB
-from tests.unit.ledger.receipts import RECEIPTS
+from tests.unit.ledger.receipts import ELSEWHERE, RECEIPTS
 
 POOLS = [r for r in RECEIPTS if "pool_gib" in r.printed and not r.contradictory]
 VLLM_POOLS = [r for r in POOLS if r.data["engine"] == "vllm"]
@@ -90,3 +90,27 @@ def test_the_default_fraction_of_sglang_is_the_same_on_an_accelerator_of_another
     plain = replace(known.deployment, capacity=287.2 * GIB)
     found = with_defaults(plain, known.model, chunk=None, sequences=None, fraction=None)
     assert found.fraction == 0.911
+
+
+LOSSES = {"Qwen/Qwen3-32B": 0.02, "openai/gpt-oss-120b": 0.03}  # while loading on an NPU; kernels of Hopper
+
+
+@pytest.mark.parametrize("receipt", [r for r in ELSEWHERE if "weights_gib" in r.printed], ids=lambda r: r.name)
+def test_weights_of_receipts_found_later_are_within_one_percent(receipt):
+    found = printed_bytes(receipt.model, receipt.deployment.split, receipt.deployment.loading) / GIB
+    assert found == pytest.approx(receipt.printed["weights_gib"], rel=LOSSES.get(receipt.data["model"], 0.01))
+
+
+@pytest.mark.parametrize("receipt", [r for r in ELSEWHERE if "pool_gib" in r.printed], ids=lambda r: r.name)
+def test_tokens_of_receipts_found_later_are_those_of_their_pools(receipt):
+    assert abs(receipt.pool_error) < 0.012  # ranks differ by this much; the least counts, another may be printed
+
+
+def test_quantised_weights_of_which_the_config_is_known_are_within_one_percent():
+    known = [r for r in RECEIPTS if "weights_gib" in r.printed and not r.sixteen_bits and "NPU" not in r.data["card"]]
+    errors = [
+        abs(printed_bytes(r.model, r.deployment.split, r.deployment.loading) / GIB / r.printed["weights_gib"] - 1)
+        for r in known
+    ]
+    assert len(errors) >= 6
+    assert max(errors) < 0.01

@@ -142,3 +142,16 @@ def test_a_pool_holds_no_more_than_the_cards_have(heads, ranks, pp, kind, latent
     whole, cards = bytes_per_token(of, "auto"), tp * pp
     assert pool_of(of, deployment, GIB).tokens * whole <= cards * GIB * 1.000001
     assert request_bytes(of, deployment, 4096) * cards >= 4096 * whole * 0.999999
+
+
+def test_ranks_cut_no_groups_in_what_is_not_quantised():
+    words = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    packed = model(4, 8, 128, intermediate_size=2112, quantization_config=words)
+    plain = model(4, 8, 128, intermediate_size=2112, quantization_config={
+        **words, "modules_to_not_convert": [f"model.layers.{at}.mlp" for at in range(4)],
+    })  # fmt: skip
+    some = model(4, 8, 128, intermediate_size=2112, quantization_config={
+        **words, "modules_to_not_convert": ["model.layers.0.mlp", "visual.blocks.0.mlp"],
+    })  # fmt: skip
+    two = Deployment("vllm", (0, 20), 80 * GIB, tp=2)
+    assert [bool(obstacles(of, two)) for of in (packed, plain, some)] == [True, False, True]

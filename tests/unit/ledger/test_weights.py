@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuwatch.ledger.budget import Deployment
 from gpuwatch.ledger.need import Engine, bytes_per_parameter, loaded, quantised, with_weights
 from gpuwatch.ledger.notes import notes_of
+from gpuwatch.ledger.packed import bytes_of
 from gpuwatch.ledger.quantisation import quantisation_of, stored_bits
 from gpuwatch.ledger.reading import read_model
 from gpuwatch.ledger.towers import tower_tensors
-from gpuwatch.ledger.weights import Split, attention_of, parameters, rotation_bytes, weight_bytes
+from gpuwatch.ledger.weights import (
+    Split,
+    attention_of,
+    channel_bytes,
+    parameters,
+    rotation_bytes,
+    weight_bytes,
+)
 from tests.unit.ledger.models import model
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
@@ -67,6 +77,61 @@ def test_what_stays_in_16_bits_is_read_from_the_config():
     assert found.kept == ("visual", "mlp.gate")
 
 
+@pytest.mark.parametrize(
+    ("kept", "share_of_attention", "share_of_feed_forward"),
+    [
+        (["lm_head"], 0, 0),
+        (["visual", "model.visual.blocks.0.attn.qkv", "vision_tower.encoder.layers.0.self_attn.q_proj"], 0, 0),
+        (["self_attn"], 1, 0),
+        (["model.layers.*.self_attn", "model.layers.*.mlp.router"], 1, 0),
+        (["model.layers.1.self_attn"], 1 / 4, 0),
+        ([f"model.language_model.layers.{at}.mlp.down_proj" for at in range(4)], 0, 1 / 3),
+        (["model.layers.N.mlp.down_proj"], 0, 1 / 3),  # as a recording has it
+        (["re:.*self_attn.*", "re:.*mlp\\.(gate|up)_proj$"], 1, 2 / 3),
+        (["re:(.*a+)+$", "re:(", "*" * 400], 0, 0),
+        (["model.layers.0"], 1 / 4, 1 / 4),
+        (["model.layers.0."], 1 / 4, 1 / 4),  # a part of names
+        (["mlp.gate", "gate_proj_of_another"], 0, 0),
+    ],
+)
+def test_what_stays_in_16_bits_is_told_module_by_module(kept, share_of_attention, share_of_feed_forward):
+    awq = model(4, 4, 16, hidden_size=64, num_attention_heads=4, intermediate_size=128, quantization_config={
+        **AWQ, "modules_to_not_convert": kept,
+    })  # fmt: skip
+    packed, found = 4 + 20 / 128, bytes_of(awq)
+    for share, each in ((share_of_attention, found.attention), (share_of_feed_forward, found.dense)):
+        assert each * 8 == pytest.approx(16 * share + packed * (1 - share))
+
+
+def test_modules_of_one_checkpoint_may_be_stored_in_several_ways():
+    # 4 bits with a scale for each 32 in the experts, 8 bits elsewhere, the plain feed-forward parts as they were
+    found = quantisation_of({"quantization_config": {
+        "quant_method": "compressed-tensors",
+        "ignore": ["lm_head", "re:.*mlp\\.(gate|up|down)_proj$"],
+        "config_groups": {
+            "group_0": {"targets": ["re:.*experts.*"], "weights": {"num_bits": 4, "type": "int", "group_size": 32}},
+            "group_1": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}},
+        },
+    }})  # fmt: skip
+    moe = model(4, 4, 16, hidden_size=64, num_experts=8, moe_intermediate_size=32, num_experts_per_tok=2)
+    stored = bytes_of(replace(moe, quantisation=found))
+    assert (stored.attention, stored.experts, stored.dense) == (1, 4.5 / 8, 2)
+
+
+def test_scales_of_outputs_are_not_divided_where_the_inputs_are():
+    whole = {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8, "type": "int"}}}}
+    small = model(2, 4, 16, hidden_size=64, num_attention_heads=4, intermediate_size=128, quantization_config=whole)
+    # each layer on a rank: half of Q, K and V, all of O; half of gate and up, all of down
+    assert channel_bytes(small, Split(tp=2, attention_tp=2)) == 2 * 4 * (3 * 32 + 64 + 128 + 64)
+
+
+def test_routers_are_whole_on_each_rank_and_in_16_bits():
+    moe = {"hidden_size": 64, "num_experts": 8, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
+    two, four = (weight_bytes(model(2, 4, 16, **moe), Split(tp=tp, attention_tp=tp)) for tp in (2, 4))
+    rest = 2 * two - 4 * four  # what is not divided, beyond the norms
+    assert -rest / 2 == pytest.approx(2 * (2 * 8 * 64 + 5 * 64))
+
+
 def test_weights_of_a_small_model_are_the_sum_of_its_matrices():
     small = model(2, 4, 16, hidden_size=64, num_attention_heads=4, intermediate_size=128, vocab_size=100)
     # each layer: Q, K, V, O of 64 x 64, three of 64 x 128, two norms; a norm, and the embedding twice
@@ -114,9 +179,9 @@ def test_mixers_of_linear_layers_by_hand(more, linear, mixer):
     of = model(4, 8, 128, **more)
     assert of.mixer == mixer
     assert [group.count for group in of.layers if group.kind == "linear"] == [linear]
-    whole = parameters(of).attention
-    plain = of.hidden * 128 * (2 * of.q_heads + 2 * 8)
-    assert whole == linear * mixer + plain
+    counted = parameters(of)
+    assert counted.attention == of.hidden * 128 * (2 * of.q_heads + 2 * 8)
+    assert counted.mixers == linear * mixer
 
 
 def test_the_feed_forward_part_of_lfm2_is_two_thirds_of_what_is_declared():
@@ -139,7 +204,8 @@ def test_experts_shared_experts_and_their_router_are_counted():
     )  # fmt: skip
     counted = parameters(moe)
     assert counted.experts == 3 * 8 * 3 * 64 * 32
-    assert counted.feed_forward == 3 * 64 * 128 + 3 * (3 * 64 * 32 + 8 * 64)
+    assert counted.feed_forward == 3 * 64 * 128
+    assert (counted.shared, counted.router) == (3 * 3 * 64 * 32, 3 * 8 * 64)
 
 
 def test_the_table_of_rotations_has_a_row_for_each_position():

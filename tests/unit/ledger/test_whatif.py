@@ -296,6 +296,14 @@ def test_a_pool_of_so_many_blocks_holds_no_more_and_can_be_given_up():
     assert "with --num-gpu-blocks-override 100 the pool" in said(small)[0]
 
 
+def test_all_sizes_of_a_pool_are_given_up_together_and_a_share_that_was_asked_for_counts_again():
+    both = engine(kv_bytes=GIB, blocks_override=100, idle_fraction=0.5)
+    (row,) = [row for row in on_these_cards(both, 8192) if row.change.startswith("without")]
+    assert row.change == f"without --num-gpu-blocks-override 100 and --kv-cache-memory-bytes {GIB}"
+    told = engine(fraction=0.5, fraction_told=True)
+    assert row.max_concurrency == concurrency(told, 8192) != concurrency(engine(), 8192)
+
+
 def test_of_two_changes_the_flag_that_is_given_up_is_named_last():
     *_, pair = on_these_cards(engine(kv_bytes=GIB), 8192)
     assert pair.change == "--kv-cache-dtype auto → fp8 and without --kv-cache-memory-bytes 1073741824"
@@ -316,7 +324,7 @@ def test_sglang_chooses_its_fraction_anew_for_other_ranks():
     deployment = Deployment("sglang", (0, 5, 23), 44.5 * GIB, tp=2, context=4096, chunk=16384, fraction=0.429)
     rows = what_if(Engine(model(32, 8, 128), deployment, parameters=8e9))
     assert row(rows, "tensor parallel 2 → 4").engine.deployment.fraction == 0.418
-    told = replace(deployment, fraction_asked=True)
+    told = replace(deployment, fraction_told=True)
     rows = what_if(Engine(model(32, 8, 128), told, parameters=8e9))
     assert row(rows, "tensor parallel 2 → 4").engine.deployment.fraction == 0.429
 
@@ -335,7 +343,7 @@ def exact_share(of, capacity, **more):
 def test_a_share_that_lacks_less_than_is_known_is_no_certain_no(lacking, verdict, serves):
     # 25 GiB of weights known to 1 % and 0.5 GiB of activations to a third: about 0.3 GiB; 0.002 of the card is 0.16
     planned, exact = exact_share(WIDE, 80 * GIB)
-    asked = planned.with_deployment(fraction=exact - lacking, fraction_asked=True)
+    asked = planned.with_deployment(fraction=exact - lacking, fraction_told=True)
     made = make_plan([asked])
     assert (verdict_of([asked]) if lacking > 0 else "fits", made.serves) == (verdict, serves)
     notes = [note for note in made.notes if "one request" in note]
@@ -346,7 +354,7 @@ def test_a_share_that_lacks_less_than_is_known_is_no_certain_no(lacking, verdict
 
 def test_a_pool_that_was_asked_for_is_certain():
     planned, _ = exact_share(WIDE, 80 * GIB)
-    asked = planned.with_deployment(kv_bytes=planned.kv_bytes - 2 * 16 * TOKEN, fraction_asked=True)
+    asked = planned.with_deployment(kv_bytes=planned.kv_bytes - 2 * 16 * TOKEN, fraction_told=True)
     made = make_plan([asked])
     assert (made.verdict, made.serves) == ("does_not_fit", False)
 
