@@ -22,8 +22,7 @@ fi
 
 if [ -n "$folder" ]; then
   mkdir -p "$folder"
-  nohup "$gpuwatch" check --for 86400 --quiet --fail-on never --record "$folder/job-$job.rec" \
-    >/dev/null 2>&1 &
+  nohup "$gpuwatch" record --quiet "$folder/job-$job.rec" >/dev/null 2>&1 &
   echo $! >"$folder/job-$job.pid"
 fi
 exit 0

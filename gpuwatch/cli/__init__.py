@@ -126,12 +126,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+class _Clean(logging.Formatter):
+    """Lets nothing through that a terminal or a journal could act on: a record may carry what a server said."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text, line by line without control characters."""
+        from gpuwatch.engines.log_text import clean  # noqa: PLC0415  # --help does not need it
+
+        return "\n".join(map(clean, super().format(record).split("\n")))
+
+
 def _run(argv: Sequence[str] | None) -> int:
     _prepare_output()
     words = sys.argv[1:] if argv is None else argv
     args = build_parser(words[:1] if words and words[0] in COMMANDS else COMMANDS).parse_args(words)
     level = logging.INFO if args.verbose else logging.ERROR
-    logging.basicConfig(level=level, format="gpuwatch: %(message)s", stream=sys.stderr)
+    words_of = logging.StreamHandler(sys.stderr)
+    words_of.setFormatter(_Clean("gpuwatch: %(message)s"))
+    logging.basicConfig(level=level, handlers=[words_of])
     from gpuwatch.config import ConfigError  # noqa: PLC0415  # --help does not need it
 
     try:

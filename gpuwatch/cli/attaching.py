@@ -70,5 +70,7 @@ def watch(args: argparse.Namespace, config: Config, see: Callable[[Snapshot], No
         finally:
             reader.stop()
     if reader.error:
-        print(f"gpuwatch check: {reader.error}", file=sys.stderr)
+        from gpuwatch.engines.log_text import clean  # noqa: PLC0415  # a daemon that answers needs none
+
+        print(clean(f"gpuwatch check: {reader.error}"), file=sys.stderr)
     return reader.last, reader.error

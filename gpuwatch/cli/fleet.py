@@ -118,9 +118,9 @@ def _report(args: argparse.Namespace, look: Look, seen: list[Any]) -> int:
             print(clean(problem))
         output.print_findings(findings, (), args.verbose, machine=("host", snapshot.cluster_label))
         if not judged:
-            print(unjudged)
+            print(clean(unjudged))
     if not judged and (args.quiet or args.json):
-        print(f"gpuwatch check: {unjudged}", file=sys.stderr)
+        print(clean(f"gpuwatch check: {unjudged}"), file=sys.stderr)
     code = output.exit_code(findings, args.fail_on)
     if judged:
         return code

@@ -139,7 +139,10 @@ class _Said(logging.Handler):
 
 
 class Starts:
-    """When each cumulative series began, as far as it was seen: a value that falls is a new beginning."""
+    """When each cumulative series began, as far as it was seen: a value that falls is a new beginning.
+
+    A clock that was set back pulls the beginning back with it: in OpenTelemetry's model no point is before its start.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[object, tuple[int, float, int]] = {}
@@ -149,6 +152,7 @@ class Starts:
         start, before, at = self._seen.get(key, (now, value, now))
         if value < before:
             start = at
+        start = min(start, now)
         self._seen[key] = (start, value, now)
         return start
 

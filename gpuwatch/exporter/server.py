@@ -56,12 +56,14 @@ class Application(Protocol):
 class Limits:
     """Bounds of the server. Seconds: `head` from the first byte of a request to its empty line, `idle` between two.
 
-    `answer` for working out an answer, `write` for a client to take it, `handshake` for TLS.
+    `silent` is the age from which on a connection that has asked nothing gives way to a new one, where there is no
+    room. `answer` for working out an answer, `write` for a client to take it, `handshake` for TLS.
     """
 
     connections: int = 512
     head: float = 5.0
     idle: float = 120.0
+    silent: float = 1.0
     answer: float = 10.0
     write: float = 30.0
     handshake: float = 5.0
@@ -181,9 +183,9 @@ class Server:
         self._context, self._passwords, self._seen = prepared.context, prepared.passwords, prepared.seen
         self._bucket = Bucket(web.rate, time.monotonic())
         if web.tls is not None:
-            from gpuwatch.exporter.tls import expiry_warning  # noqa: PLC0415  # as in `built`
+            from gpuwatch.exporter.tls import validity_warning  # noqa: PLC0415  # as in `built`
 
-            warning = expiry_warning(web.tls, time.time())
+            warning = validity_warning(web.tls, time.time())
             if warning:
                 log.error("%s", warning)
 
@@ -251,12 +253,16 @@ class Server:
             connection.abort()
 
     def _make_room(self) -> bool:
-        """Close the connection that has been idle for longest; return whether there was one."""
-        for connection in self._connections:
-            if connection.idle:
-                connection.abort()
-                return True
-        return False
+        """Close the connection that has been idle for longest, or else the oldest that has been silent for too long.
+
+        Return whether there was one.
+        """
+        late = time.monotonic() - self._limits.silent
+        waiting = (one for one in self._connections if one.silent_since is not None and one.silent_since <= late)
+        found = next((one for one in self._connections if one.idle), None) or next(waiting, None)
+        if found is not None:
+            found.abort()
+        return found is not None
 
     def refusal(self, request: Request, peer: object) -> Response | None:
         """Return why a request is not answered, before anybody looks at what it asks for."""
@@ -319,6 +325,7 @@ class _Connection:
         self._reader = reader
         self._writer = writer
         self.idle = False
+        self.silent_since: float | None = time.monotonic()
         # So that `drain` waits until everything has gone out; at 0 the TLS transport would never go on.
         writer.transport.set_write_buffer_limits(high=1)
 
@@ -339,6 +346,7 @@ class _Connection:
                 if head is None:
                     return
                 request = read_head(head)
+                self.silent_since = None
             except BadRequestError as error:
                 await self._write(None, refused(error.status, str(error)), (), close=True)
                 return

@@ -47,25 +47,28 @@ def make_context(tls: TlsConfig) -> ssl.SSLContext:
     return context
 
 
-def certificate_end(tls: TlsConfig) -> float | None:
-    """Return when the certificate expires, in seconds since the epoch; None where that cannot be read."""
+def certificate_times(tls: TlsConfig) -> tuple[float, float] | None:
+    """Return from when to when the certificate is valid, in seconds since the epoch; None where that cannot be read."""
     with _files(tls) as (cert, _):
         decode = getattr(ssl._ssl, "_test_decode_cert", None)  # type: ignore[attr-defined]  # noqa: SLF001  # the only reader of a certificate file in the standard library
         if decode is None:
             return None
         try:
-            return float(ssl.cert_time_to_seconds(decode(cert)["notAfter"]))
+            told = decode(cert)
+            return float(ssl.cert_time_to_seconds(told["notBefore"])), float(ssl.cert_time_to_seconds(told["notAfter"]))
         except (ssl.SSLError, OSError, KeyError, ValueError):
             return None
 
 
-def expiry_warning(tls: TlsConfig, now: float) -> str:
-    """Return one line about a certificate that has expired at `now` (seconds since the epoch), or nothing."""
-    end = certificate_end(tls)
-    if end is None or end > now:
+def validity_warning(tls: TlsConfig, now: float) -> str:
+    """Return one line about a certificate that is not valid at `now` (seconds since the epoch), or nothing."""
+    times = certificate_times(tls)
+    if times is None or times[0] <= now < times[1]:
         return ""
-    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(end))
-    return f"{tls.cert_file or 'the certificate'}: expired on {when}; clients that check it refuse to connect"
+    early = now < times[0]
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(times[0] if early else times[1]))
+    what = f"is not valid before {when}" if early else f"expired on {when}"
+    return f"{tls.cert_file or 'the certificate'}: {what}; clients that check it refuse to connect"
 
 
 def allowed_client(certificate: Mapping[str, Any] | None, sans: tuple[str, ...]) -> bool:
@@ -84,7 +87,7 @@ def _load_pair(context: ssl.SSLContext, cert: str, key: str, tls: TlsConfig) -> 
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(f"{tls.key_file or 'key'}: is not the key of {tls.cert_file or 'cert'}") from None
-        good = certificate_end(tls) is not None
+        good = certificate_times(tls) is not None
         name, what = (tls.key_file or "key", "private key") if good else (tls.cert_file or "cert", "certificate")
         raise ConfigError(f"{name}: holds no {what} in PEM form") from None
     except ValueError as error:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuwatch import cli
 from gpuwatch.cli import _Output
 from gpuwatch.cli.output import finding_lines, ranked, report_json
 from gpuwatch.diagnosis.finding import Advice, Evidence, Finding, NotEnough
@@ -337,3 +339,8 @@ def test_a_recording_that_stops_on_a_full_disk_is_told(alone, tmp_path):
     )  # fmt: skip
     assert f"{path}: File too large; recording stopped" in done.stderr
     assert json.loads(done.stdout)["problems"] == [f"{path}: File too large; recording stopped"]
+
+
+def test_what_a_server_says_reaches_stderr_without_control_characters():
+    said = logging.LogRecord("x", logging.ERROR, "x", 1, "%s", ("HTTP 500: bad \x1b[31mred\x07\nnext",), None)
+    assert cli._Clean("gpuwatch: %(message)s").format(said) == "gpuwatch: HTTP 500: bad red\nnext"

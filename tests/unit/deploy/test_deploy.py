@@ -174,7 +174,7 @@ class Node:
         self.told = folder / "told"
         gpuwatch = folder / "gpuwatch"
         gpuwatch.write_text(
-            f'#!/bin/sh\ncase "$*" in *--record*) exec {sys.executable} -c \'import time; time.sleep(60)\' "$@";; '
+            f'#!/bin/sh\ncase "$*" in record*) exec {sys.executable} -c \'import time; time.sleep(60)\' "$@";; '
             f"esac\n"
             f"cat {folder}/report.json\nexit $(cat {folder}/code)\n"
         )

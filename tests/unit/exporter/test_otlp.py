@@ -111,6 +111,7 @@ def test_a_counter_keeps_its_start_until_it_falls():
     assert starts.of("a", 6.0, 200) == 100
     assert starts.of("a", 1.0, 300) == 200
     assert starts.of("a", 1.0, 400) == 200
+    assert [starts.of("a", 2.0, 90), starts.of("a", 2.0, 500)] == [90, 90]  # the clock was set back, and again forth
     starts.keep([])
     assert starts.of("a", 9.0, 500) == 500
 

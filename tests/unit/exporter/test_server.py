@@ -300,7 +300,7 @@ def test_a_client_that_does_not_read_is_dropped(serve):
 
 
 def test_an_idle_connection_makes_room_for_a_new_one_and_a_busy_one_does_not(serve):
-    site = serve(Limits(connections=2))
+    site = serve(Limits(connections=2, silent=60))
     with site.connect() as idle, site.connect() as busy:
         idle.sendall(GET.replace(b"Connection: close\r\n", b""))
         assert idle.recv(15) == b"HTTP/1.1 200 OK"
@@ -315,6 +315,18 @@ def test_an_idle_connection_makes_room_for_a_new_one_and_a_busy_one_does_not(ser
             while len(site.server._connections) < 2 and time.monotonic() < deadline:
                 time.sleep(0.01)
             assert site.get()[0] == 503
+
+
+def test_connections_that_ask_nothing_make_room_for_one_that_does(serve):
+    site = serve(Limits(connections=2, silent=0.2))
+    with site.connect() as quiet, site.connect() as dripping:
+        dripping.sendall(b"GET /metr")
+        until(lambda: len(site.server._connections) == 2)
+        time.sleep(0.25)
+        assert site.get()[0] == 200  # took the place of the older one
+        assert received(quiet) == b""
+        dripping.sendall(GET.removeprefix(b"GET /metr"))
+        assert parts(received(dripping))[0] == 200
 
 
 def test_stop_ends_open_connections_at_once(serve):

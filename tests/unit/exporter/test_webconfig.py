@@ -159,9 +159,11 @@ def test_certificate_and_key_may_stand_in_the_file_itself(tls_folder, tmp_path):
 def test_an_expired_certificate_is_said_with_its_date(tls_folder):
     expired = TlsConfig(cert_file=f"{tls_folder}/expired.pem", key_file=f"{tls_folder}/expired.key")
     end = 1612325100.0  # 2021-02-03 04:05:00 UTC
-    assert tls.certificate_end(expired) == end
-    assert tls.expiry_warning(expired, end - 1) == ""
-    assert tls.expiry_warning(expired, end) == (
+    begin, found = tls.certificate_times(expired)
+    assert found == end
+    assert tls.validity_warning(expired, end - 1) == tls.validity_warning(expired, begin) == ""
+    assert "expired.pem: is not valid before 20" in tls.validity_warning(expired, begin - 1)
+    assert tls.validity_warning(expired, end) == (
         f"{tls_folder}/expired.pem: expired on 2021-02-03 04:05 UTC; clients that check it refuse to connect"
     )
 

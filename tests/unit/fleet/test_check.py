@@ -109,6 +109,7 @@ def test_it_looks_for_as_long_as_it_is_told(server, capsys):
     [
         ((503, "text/plain", b"busy"), "HTTP 503"),
         ((200, "text/html", b"<html>"), "text/html"),
+        ((500, "application/json", b'{"status":"error","errorType":"x","error":"boom\\u001b[31m!"}'), "boom!"),
     ],
 )
 def test_nothing_to_judge_is_three_and_says_why(server, capsys, answer, words):
