@@ -39,7 +39,7 @@ def heat_map(
         labels: The corner's text, and how a row and a column are named.
     """
     corner, row_name, column_name = labels
-    width = max(len(corner), *(len(row_name(row)) for row in rows))
+    width = max(len(corner), *(len(row_name(row)) for row in rows)) if rows else len(corner)
     lines = [corner.ljust(width) + "".join(column_name(column).rjust(CELL) for column in columns)]
     for row in rows:
         line = row_name(row).rjust(width)

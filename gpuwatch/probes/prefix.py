@@ -196,8 +196,9 @@ def _bench(run: Run, options: PrefixOptions) -> Bench:
     prompts = Prompts(run.vocabulary, f"prefix/{run.seed}/{secrets.token_hex(8)}")
     tokens = options.length or base_length(block, run.server.max_model_len, pool.usable if pool else None)
     if tokens < 2 * (block or 1):
+        blocks = f"two blocks of {block:,}" if block else "two tokens"
         raise ProbeError(
-            f"a prompt of {tokens:,} tokens does not hold two blocks of {block:,}: "
+            f"a prompt of {max(tokens, 0):,} tokens does not hold {blocks}: "
             "the pool or the context is too small for a common beginning"
         )
     return Bench(run, options, prompts, block, pool, prompts.fresh(prompts.units(tokens)))

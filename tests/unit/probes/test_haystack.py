@@ -87,3 +87,4 @@ def test_a_heat_map_has_a_row_for_each_depth_and_a_dot_where_nothing_was_measure
         "  0 %   ██ 100   ▒▒  50",
         " 50 %        0   ··   -",
     )
+    assert heat_map({}, [], [], ("depth", str, str)) == ("depth",)

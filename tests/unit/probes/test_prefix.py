@@ -284,6 +284,14 @@ def test_a_pool_without_room_for_two_blocks_is_refused():
         prefix.probe(run, QUICK)
 
 
+def test_a_context_without_room_for_anything_is_refused_where_the_block_is_not_known():
+    with (
+        running(Scripted(metrics=False, limit=9)) as run,
+        pytest.raises(ProbeError, match=r"a prompt of 1 tokens does not hold two tokens"),
+    ):
+        prefix.probe(run, PrefixOptions())
+
+
 def test_a_first_prompt_that_is_refused_ends_the_probe_with_the_servers_words():
     script = Scripted(cache=PrefixCache(), fails=lambda prompt: 500 if len(prompt) > 1000 else None)
     match = r"1,024 tokens was not answered: HTTP 500: refused"
