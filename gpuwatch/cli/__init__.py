@@ -141,9 +141,9 @@ def _run(argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else argv
     args = build_parser(words[:1] if words and words[0] in COMMANDS else COMMANDS).parse_args(words)
     level = logging.INFO if args.verbose else logging.ERROR
-    words_of = logging.StreamHandler(sys.stderr)
-    words_of.setFormatter(_Clean("gpuwatch: %(message)s"))
-    logging.basicConfig(level=level, handlers=[words_of])
+    stderr = logging.StreamHandler(sys.stderr)
+    stderr.setFormatter(_Clean("gpuwatch: %(message)s"))
+    logging.basicConfig(level=level, handlers=[stderr])
     from gpuwatch.config import ConfigError  # noqa: PLC0415  # --help does not need it
 
     try:

@@ -32,8 +32,7 @@ def rank(
     is the name that the table's label of clusters has in the findings.
     """
     listed = sorted(findings, key=_order)
-    table = [replace(row, equal=named(row.equal, cluster_label)) for row in table]
-    causes = {index: _cause_of(index, listed, table, placement) for index in range(len(listed))}
+    causes = {index: _cause_of(index, listed, table, placement, cluster_label) for index in range(len(listed))}
     for index in list(causes):
         _cut_circle(index, causes)
     symptoms: dict[int | None, list[int]] = {}
@@ -55,7 +54,9 @@ def _order(finding: Finding) -> tuple[bool, int, int, float, str]:
     )
 
 
-def _cause_of(index: int, listed: Sequence[Finding], table: Sequence[Inhibition], placement: Placement) -> int | None:
+def _cause_of(
+    index: int, listed: Sequence[Finding], table: Sequence[Inhibition], placement: Placement, cluster_label: str
+) -> int | None:
     finding = listed[index]
     for row in table:
         if finding.id not in row.symptoms:
@@ -68,7 +69,8 @@ def _cause_of(index: int, listed: Sequence[Finding], table: Sequence[Inhibition]
             known = finding.caused_by == candidate.id or placement.shared(candidate.labels, finding.labels)
             if row.placed and not known:
                 continue
-            if all(finding.labels.get(key, "") == candidate.labels.get(key, "") for key in row.equal):
+            equal = named(row.equal, cluster_label)
+            if all(finding.labels.get(key, "") == candidate.labels.get(key, "") for key in equal):
                 return other
     return None
 

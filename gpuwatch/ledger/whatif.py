@@ -174,8 +174,8 @@ def _pairs(singles: Sequence[Change]) -> Iterator[Change]:
     for first, second in itertools.combinations(singles, 2):
         for again in changes_of(first.engine):
             if again.change == second.change:
-                flags_last = sorted((first.change, second.change), key=lambda words: words.startswith("without"))
-                words = " and ".join(flags_last)
+                both = sorted((first.change, second.change), key=lambda change: change.startswith("without"))
+                words = " and ".join(both)  # "A and without B": the other way round B would be given up with A
                 yield Change(words, f"{first.costs}; {second.costs}", first.weight + second.weight, again.engine)
 
 
