@@ -15,6 +15,7 @@ from gpuwatch.diagnosis.context import SERVER_SCOPE
 from gpuwatch.diagnosis.explanation import count, measured, size
 from gpuwatch.diagnosis.finding import Advice
 from gpuwatch.diagnosis.room import fixed_pool, memory_flag, whole_mib
+from gpuwatch.units import MIB
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.context import Subject
@@ -26,6 +27,8 @@ RESERVE = 0.04
 """Share of the card that a proposal leaves free at the next peak: twice what the alert on peaks asks for."""
 EXCEEDS = 1.1
 """The step exceeds what the engine profiled when it is so many times larger."""
+TOKEN_MOST = 16 * MIB
+"""No token of a step takes more: its logits and log-probabilities over 256k words are some MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,15 @@ class Step:
 
 
 def step_of(engine: Subject, took: float, room: float, total: float, window: str) -> Step:
-    """Return the step that took `took` bytes of `room`, with the tokens and the budget of `engine`."""
+    """Return the step that took `took` bytes of `room`, with the tokens and the budget of `engine`.
+
+    Tokens that cannot have taken so much are not those of the step.
+    """
     budget = engine.config("max_num_batched_tokens", "max_num_batched_tokens")
-    return Step(took, room, step_tokens(engine, window, budget), budget, total)
+    tokens = step_tokens(engine, window, budget)
+    if tokens is not None and took > TOKEN_MOST * tokens:
+        tokens = None
+    return Step(took, room, tokens, budget, total)
 
 
 def step_tokens(engine: Subject, window: str, budget: float | None) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwatch.diagnosis.activation import step_advice, step_evidence, step_of
+from gpuwatch.diagnosis.activation import TOKEN_MOST, step_advice, step_evidence, step_of
 from gpuwatch.diagnosis.baseline import really_seen
 from gpuwatch.diagnosis.context import GPU_SCOPE, LOG_SCOPE, SERVER_SCOPE
 from gpuwatch.diagnosis.diagnosis import Diagnosis
@@ -22,6 +22,8 @@ FOREIGN_GROWTH = 256 * MIB
 """Other processes must have grown by this much to be named; contexts and displays move by less."""
 PEAK_WINDOW = "6m"
 """The finding is kept for 5 minutes after a peak of the last minute."""
+ELSEWHERE = "look which process grew (nvidia-smi on the host, outside of any container)"
+"""What to do about memory that no visible process owns."""
 
 
 def prefill_peak(subject: Subject) -> Verdict:
@@ -38,7 +40,8 @@ def prefill_peak(subject: Subject) -> Verdict:
         measured(f"{size(left)} were left at the peak", "gpu_memory_free_bytes", left, "bytes"),
     ]
     engines = _engines_on(subject)
-    prompts = sum(filter(None, (_prompt_tokens(engine) for engine in engines)))
+    computed = [_prompt_tokens(engine) for engine in engines]
+    prompts = sum(filter(None, computed))
     if prompts:
         seen = really_seen(engines[0], "engine_prompt_tokens_total", 360, SERVER_SCOPE)
         text = f"{count(prompts)} prompt tokens were processed in {seen}"
@@ -51,26 +54,34 @@ def prefill_peak(subject: Subject) -> Verdict:
     evidence += since_ready(subject)
     advice = [item for engine, step in steps for item in step_advice(engine, step)]
     rose = f"Memory rose by {size(took)} while requests ran and left {size(left)} free"
-    hidden = _span(subject, "gpu_memory_unattributed_bytes")
-    if hidden is not None and hidden > took / 2:
-        text = f"memory that no visible process owns rose by up to {size(hidden)}"
-        evidence.append(measured(text, "gpu_memory_unattributed_bytes", hidden, "bytes"))
+    unseen = _unseen(subject, took, PEAK_WINDOW)
+    evidence += unseen
+    look = (Advice(f"{ELSEWHERE}; if it is the engine:"), *advice)
+    if unseen:
         cause = f"{rose}, and no visible process owns it: a prefill, or a program that gpuwatch does not see."
-        look = Advice(
-            "look which process grew (nvidia-smi on the host, outside of any container); if it is the engine:"
-        )
-        return Explanation(cause, 0.5, tuple(evidence), (look, *advice))
+        return Explanation(cause, 0.5, tuple(evidence), look)
+    # Engines count a prompt when its first token or its last one is there.
+    if None not in computed and 0 < prompts < took / TOKEN_MOST and not any(step.tokens for _, step in steps):
+        cause = f"{rose}, more than the prompts counted so far take: one that still runs, or another program."
+        return Explanation(cause, 0.5, tuple(evidence), look)
     if not prompts:
         return Explanation(f"{rose}.", 0.55, tuple(evidence), tuple(advice))
     cause = f"A prefill took {size(took)} on top of the pool and left {size(left)} free. " + _next_one(steps, left)
     return Explanation(cause, 0.8, tuple(evidence), tuple(advice))
 
 
-def _span(subject: Subject, name: str) -> float | None:
-    """Return how far a gauge of the GPU moved while the finding can be about its peak."""
-    most = subject.over("max_over_time", name, PEAK_WINDOW, GPU_SCOPE)
-    least = subject.over("min_over_time", name, PEAK_WINDOW, GPU_SCOPE)
-    return None if most is None or least is None else most - least
+def _unseen(subject: Subject, took: float, window: str) -> list[Evidence]:
+    """Return how far memory that no visible process owns moved within `window`, where that is half of `took` or more.
+
+    A gauge that is read once a second misses a part of a peak that is read ten times a second.
+    """
+    name = "gpu_memory_unattributed_bytes"
+    most = subject.over("max_over_time", name, window, GPU_SCOPE)
+    least = subject.over("min_over_time", name, window, GPU_SCOPE)
+    if most is None or least is None or most - least <= took / 2:
+        return []
+    text = f"memory that no visible process owns rose by up to {size(most - least)}"
+    return [measured(text, name, most - least, "bytes")]
 
 
 def _room(subject: Subject, reached: float) -> float:
@@ -92,7 +103,7 @@ def _next_one(steps: list[tuple[Subject, Step]], left: float) -> str:
 
 def headroom_low(subject: Subject) -> Verdict:
     """Explain free memory that is less than recent peaks took."""
-    transient = subject.over("max_over_time", "gpu_memory_transient_bytes", "10m", GPU_SCOPE)
+    transient = _transient(subject)
     free = subject.over("max_over_time", "gpu_memory_free_bytes", "1m", GPU_SCOPE)
     total = subject.now("gpu_memory_total_bytes", GPU_SCOPE)
     if transient is None or free is None or total is None:
@@ -121,11 +132,25 @@ def headroom_low(subject: Subject) -> Verdict:
                 excluded("other visible processes: they did not grow", "gpu_memory_other_bytes", grown, "bytes")
             )
         confidence = 0.7
+        if unseen := _unseen(subject, transient, "10m"):
+            evidence += unseen
+            cause += " Whether it is the engine's, no visible process tells."
+            advice.append(Advice(f"{ELSEWHERE}; if it is the engine:"))
+            confidence = 0.5
     for engine in _engines_on(subject):
         step = step_of(engine, transient, free, total, "10m")
         evidence += step_evidence(engine, step)
         advice += step_advice(engine, step)
     return Explanation(cause, confidence, tuple(evidence), tuple(advice))
+
+
+def _transient(subject: Subject) -> float | None:
+    """Return the peaks of the last 10 minutes; of an engine that has started anew within them, only its latest."""
+    for engine in _engines_on(subject):
+        resets = engine.select("engine_generation_tokens_total", SERVER_SCOPE)
+        if any(often > 0 for _, often in subject.context.samples(f"resets({resets}[10m])")):
+            return subject.now("gpu_memory_transient_bytes", GPU_SCOPE)
+    return subject.over("max_over_time", "gpu_memory_transient_bytes", "10m", GPU_SCOPE)
 
 
 def fragmentation(subject: Subject) -> Verdict:

@@ -20,6 +20,8 @@ WINDOW_MS = 60_000
 """How far back peaks, steps and transients look."""
 BURST_MS = 10_000
 """The stretch within which a step takes half of its memory at least; what grows steadily takes a sixth."""
+HELD = 0.5
+"""An engine that serves holds at least this share of what it uses at a peak: its weights and its pool."""
 
 
 @dataclass(slots=True)
@@ -40,6 +42,8 @@ class MemoryTrail:
     spans: deque[Span] = field(default_factory=deque)
     serving_since: int | None = None
     engines: frozenset[str] = frozenset()
+    emptied: int = -1
+    """The last tick whose window held a level too low for an engine that serves."""
 
     def add(self, time: int, used: float, low: float, high: float) -> None:
         """Append one tick and forget what is older than the window."""
@@ -71,14 +75,18 @@ class MemoryTrail:
         `BURST_MS`, it was many small ones, and the step is the largest rise within that time. A transient is the height
         of the highest peak above the higher of the lowest levels before and after it, while engines served as well:
         memory that a caching allocator keeps after a peak is none, the next peak reuses it, nor is that of a start that
-        failed or of an engine that slept.
+        failed or of an engine that slept. Not every engine says that it sleeps: where less than `HELD` of the peak was
+        used in between, neither is known until that has left the window.
         """
         peak = max(span.high for span in self.spans)
         since = self.serving_since
         if since is None:
             return Summary(peak, None, None)
         spans = [span for span in self.spans if span.last >= since]
-        return Summary(peak, _step(spans), _transient(spans))
+        if min(span.low for span in spans) < HELD * max(span.high for span in spans):
+            self.emptied = spans[-1].last
+        spans = [span for span in spans if span.last > self.emptied]
+        return Summary(peak, _step(spans), _transient(spans)) if spans else Summary(peak, None, None)
 
 
 def _transient(spans: Sequence[Span]) -> float:

@@ -2,7 +2,7 @@
 
 A call that hangs silences this GPU only (`pool`), and a call that fails loses one value. What is asked how often
 follows the costs of the calls: memory ten times per tick, counters and gauges every tick, links, limits, errors and
-MIG layout every tenth tick, identity whenever the handle is new.
+MIG layout every tenth tick, but every 10 seconds at least, identity whenever the handle is new.
 """
 
 from __future__ import annotations
@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 
 READS_PER_TICK = 10
 SLOW_TICKS = 10
+SLOW_SECONDS = 10.0
+"""A link that rested when it was read must be read again before load is held against it."""
+
+
+def slow_ticks(interval: float) -> int:
+    """Return every how many ticks of `interval` seconds the slow values are read."""
+    return max(1, min(SLOW_TICKS, int(SLOW_SECONDS / interval)))
 
 
 def judge(codes: set[int], answers: int) -> str:
@@ -76,6 +83,7 @@ class Device:
         self._index, self._driver, self._send = index, driver, send
         self._events = events
         self._step = interval / READS_PER_TICK
+        self._slow_ticks = slow_ticks(interval)
         self._slot = self._tick_at = 0
         self.due = 0.0
         self._uuid = ""
@@ -142,7 +150,7 @@ class Device:
             self._readings.retry()
         values = unit.memory_values()
         values.update(self._readings.fast(unit, self._gpm))
-        if self._slow is None or tick % SLOW_TICKS == 0:
+        if self._slow is None or tick % self._slow_ticks == 0:
             self._slow = self._readings.slow(unit)
             self._find_migs(unit)
             self._others = {}

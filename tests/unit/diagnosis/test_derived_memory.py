@@ -149,9 +149,27 @@ def test_what_a_start_that_failed_took_and_gave_back_is_no_transient():
 
 
 def test_what_an_engine_gives_back_when_it_ends_is_no_transient():
-    card = Card()(73.6, 73.6, (5, 5, 73.6), 1)
+    card = Card()(73.6, 73.6, (40, 40, 73.6))
     assert card[TRANSIENT] == 0
+    assert card(1)[TRANSIENT] is None
     assert card(1, 40, engine=False)[TRANSIENT] is None
+
+
+def test_an_engine_that_sleeps_without_a_word_makes_neither_steps_nor_transients():
+    # 4 GiB are left of 66; it wakes up within 4 seconds. The low level leaves the window 60 seconds after second 30.
+    card = Card()(*[66] * 20, *[4] * 10)
+    assert (card[PEAK], card[STEP], card[TRANSIENT]) == (66, None, None)
+    card(20, 40, 60, *[66] * 20, *[4] * 10, 20, 40, 60)
+    assert (card[STEP], card[TRANSIENT]) == (None, None)
+    card(*[66] * 60)
+    assert (card[STEP], card[TRANSIENT]) == (0, 0)
+    card((66, 66, 70), 66)
+    assert (card[STEP], card[TRANSIENT]) == (4, 4)
+
+
+def test_a_peak_of_less_than_half_of_what_is_used_is_one():
+    assert Card()(40, 79, 40)[TRANSIENT] == 39
+    assert Card()(39, 79, 39)[TRANSIENT] is None
 
 
 def test_a_gpu_that_vanishes_takes_its_peaks_along():

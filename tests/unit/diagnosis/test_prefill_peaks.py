@@ -92,6 +92,59 @@ def test_a_rise_that_no_visible_process_owns_is_not_laid_to_a_prefill_alone():
     assert Watch().run(30, peak() | BUDGET | half)["prefill_memory_peak"].cause.startswith("A prefill took 9.0 GiB")
 
 
+def test_a_rise_that_the_prompts_counted_so_far_cannot_have_taken_is_not_laid_to_them():
+    # 9 GiB at 16 MiB a token are 576 tokens.
+    few = {name("engine_prompt_tokens_total", ENGINE): lambda now: 500 / 30 * now}
+    finding = Watch().run(30, peak() | BUDGET | few)["prefill_memory_peak"]
+    assert "A prefill" not in finding.cause
+    assert "more than the prompts counted so far take: one that still runs, or another program" in finding.cause
+    assert finding.confidence == 0.5
+    assert "would take" not in texts(finding)
+    # As if the step had had the whole budget: 9.5 GiB of room less 3.2 GiB to keep, at 9 GiB per 8,192 tokens.
+    assert [advice.flag for advice in finding.advice] == ["", "--max-num-batched-tokens"]
+    assert flags(finding)[-1] == ("--max-num-batched-tokens", "8192", "5632")
+    enough = {name("engine_prompt_tokens_total", ENGINE): lambda now: 700 / 30 * now}
+    assert Watch().run(30, peak() | BUDGET | enough)["prefill_memory_peak"].cause.startswith("A prefill took 9.0 GiB")
+
+
+def test_a_long_prompt_that_is_not_counted_yet_is_told_by_its_steps():
+    few = {name("engine_prompt_tokens_total", ENGINE): lambda now: 2.0 * now}
+    live = peak() | BUDGET | few | steps({"4096.0": 1, "8192.0": 1, "+Inf": 0})
+    assert Watch().run(30, live)["prefill_memory_peak"].cause.startswith("A prefill took 9.0 GiB")
+
+
+def headroom(**more):
+    """Peaks of 8 GiB until second 60, and 4.5 GiB free since; `more` are further parts of the card."""
+    return {
+        **card(
+            used=after(60, 60, 75), free=after(60, 19.5, 4.5), transient=after(60, 8, 0), peak=after(0, 75, 75), **more
+        ),
+        name("gpu_engine", gpu(0), server=ENGINE["server"], basis="process"): 1.0,
+        name("engine_requests_running", ENGINE): 4.0,
+    }
+
+
+def test_peaks_that_no_visible_process_owns_may_be_those_of_another_program():
+    unseen = headroom(unattributed=after(60, 60, 75))
+    finding = Watch().run(160, unseen)["gpu_headroom_low"]
+    assert "Whether it is the engine's, no visible process tells." in finding.cause
+    assert "memory that no visible process owns rose by up to 15.0 GiB" in texts(finding)
+    assert finding.confidence == 0.5
+    assert "which process grew" in finding.advice[0].text
+    seen = Watch().run(160, headroom(unattributed=after(60, 1, 4)))["gpu_headroom_low"]
+    assert seen.cause == "The next peak of 8.0 GiB will not fit: 4.5 GiB are free."
+    assert seen.confidence == 0.7
+
+
+def test_peaks_of_an_engine_before_it_was_started_anew_are_not_those_of_the_next():
+    tokens = name("engine_generation_tokens_total", ENGINE)
+    live = headroom() | {tokens: lambda now: 100.0 * (now if now < 60 else now - 60)}
+    assert Watch().run(160, live).ids == []
+    transient = card(transient=lambda now: 8 if now < 60 else 0 if now < 100 else 6)
+    finding = Watch().run(160, live | transient)["gpu_headroom_low"]
+    assert "The next peak of 6.0 GiB will not fit: 4.5 GiB are free." in finding.cause
+
+
 def test_one_peak_has_one_value_whichever_finding_tells_it():
     # 3.2 GiB on a card of 80 GiB with 3.15 GiB free: the readings at the peak add up to more than was ever free.
     live = peak(left=0.0, took=3.2) | card(

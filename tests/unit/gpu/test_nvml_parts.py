@@ -4,6 +4,7 @@ import ctypes
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pynvml
 import pytest
@@ -160,3 +161,24 @@ def test_a_tick_that_falls_into_a_pause_comes_with_the_next_step_and_the_grid_st
         now[0] = device.due + late
         device.step()
     assert ticks == [100.0, 101.5, 102.0, 103.0]
+
+
+@pytest.mark.parametrize(("interval", "ticks"), [(0.1, 10), (1.0, 10), (2.0, 5), (3.0, 3), (5.0, 2), (15.0, 1)])
+def test_slow_values_are_read_every_tenth_tick_and_no_further_apart_than_ten_seconds_or_one_tick(interval, ticks):
+    assert device_module.slow_ticks(interval) == ticks
+    assert ticks == 1 or ticks * interval <= 10
+
+
+def test_a_link_is_read_again_within_ten_seconds_at_an_interval_of_five(monkeypatch):
+    device = device_module.Device(0, (580,), send=print, give_up=print, events=None, interval=5.0)
+    read = []
+    slow = lambda _: read.append(device.asker.tick) or {}  # noqa: E731
+    readings = SimpleNamespace(retry=bool, fast=lambda *_: {}, slow=slow)
+    monkeypatch.setattr(device, "_readings", readings, raising=False)
+    monkeypatch.setattr(device, "_rare", (), raising=False)
+    monkeypatch.setattr(device, "_find_migs", bool)
+    unit = SimpleNamespace(memory_values=dict)
+    for tick in range(1, 7):
+        device.asker.tick = tick
+        device._read(unit)
+    assert read == [1, 2, 4, 6]
