@@ -135,16 +135,20 @@ _SECRETS = (
     re.compile(
         r"(?P<keep>\b(?:Authorization|Proxy-Authorization|X-Api-Key)['\"]?\s*[:=]\s*['\"]?)[^'\",]+", re.IGNORECASE
     ),
+    # A cookie of a browser or a gateway logs in whoever has it; its attributes have commas in their dates.
+    re.compile(r"(?P<keep>\b(?:Set-)?Cookie['\"]?\s*:\s*['\"]?)[^'\"\s][^'\"]*", re.IGNORECASE),
     re.compile(r"(?P<keep>\bBearer\s+)[\w.~+/=-]{16,}", re.IGNORECASE),
     re.compile(r"(?P<keep>\b[a-z][a-z0-9+.-]*://)[^/\s@'\"]+(?=@)", re.IGNORECASE),
     re.compile(
-        r"(?P<keep>)\b(?:hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}|AKIA[0-9A-Z]{16}"
+        r"(?P<keep>)\b(?:hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}|A[KS]IA[0-9A-Z]{16}"
+        r"|AIza[\w-]{30,}|ya29\.[\w.-]{16,}|gsk_\w{16,}|r8_\w{16,}|npm_\w{30,}|pypi-[\w-]{30,}"
         r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|nvapi-[\w-]{16,}"
         r"|xox[a-z]-[\w-]{10,}|github_pat_\w{16,})"
     ),
 )
 _SECRET_WORDS = re.compile(
-    r"key|token|secret|passw|credential|auth|chat[-_]template|bearer|@|hf_|sk-|gh[pousr]_|glpat|AKIA|eyJ|nvapi|xox[a-z]-|github_pat",
+    r"key|token|secret|passw|credential|auth|chat[-_]template|bearer|@|hf_|sk-|gh[pousr]_|glpat|A[KS]IA|eyJ|nvapi|xox[a-z]-|github_pat"
+    r"|cookie|AIza|ya29|gsk_|r8_|npm_|pypi-",
     re.IGNORECASE,
 )
 

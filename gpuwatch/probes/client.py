@@ -72,6 +72,7 @@ class _Line:
     def __init__(self, url: str, headers: Mapping[str, str], *, verify: bool | str) -> None:
         self.deadline = Deadline()
         self.session = deadline_session(self.deadline)
+        self.session.home = host_of(url)
         self.session.trust_env = False
         self.session.proxies = {key: value for key, value in proxies_for(url).items() if value}
         self.session.verify = verify
@@ -276,6 +277,9 @@ class Client:
                 raise TimeoutError
             if events.error or not events.finished:
                 line.deadline.release()  # else its duplicate of the socket would keep the server writing
+        except SourceError as error:  # a redirect that is not followed
+            line.deadline.release()
+            return _reply(events, started, status, "failed", str(error), sent=len(data)), None
         except _FAILURES as error:
             line.deadline.release()
             why = self._explain(line, error, url, round(left, 1))

@@ -124,13 +124,15 @@ def _takes(client: Client, ids: tuple[int, ...]) -> bool:
     """Try whether a prompt of token ids is taken as one prompt: the server must count as many tokens as were sent.
 
     Raises:
-        ProbeError: the server has no ``/v1/completions``, or wants a key.
+        ProbeError: the server has no ``/v1/completions``, sends it elsewhere, or wants a key.
     """
     reply = client.complete(Ask(ids, 1, time.monotonic() + client.timeout))
     if reply.status in (401, 403):
         raise ProbeError(f"{client.url}/v1/completions: {reply.error.rstrip('.')}; {_hint(client)}")
     if reply.status in (404, 405, 501):
         raise ProbeError(f"{client.url}/v1/completions: {reply.error}; probes need the completions API")
+    if reply.kind == "failed" and not reply.status:
+        raise ProbeError(reply.error)
     if reply.kind == "timeout":
         raise ProbeError(f"{client.url} did not answer a prompt of {len(ids)} tokens within {client.timeout:g} s", 3)
     if reply.kind == "lost":

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import TYPE_CHECKING
 
-from gpuwatch.probes import truncation
 from gpuwatch.probes.client import ProbeError
 from gpuwatch.probes.limits import read_pool, read_setting
+from gpuwatch.probes.point import DANGEROUS, ENDING
 from gpuwatch.probes.ramp_advice import advice
-from gpuwatch.probes.ramp_verdict import conclusion, expected, findings
-from gpuwatch.probes.refusal import Refused, longer, refused
+from gpuwatch.probes.ramp_result import facts, refusals, truncations
+from gpuwatch.probes.ramp_verdict import conclusion, findings
 from gpuwatch.probes.result import Result
-from gpuwatch.probes.truncation import Short, cut_at, fate
-from gpuwatch.probes.wave import DANGEROUS, ENDING, MOST_HELD, counted_alone, wave
+from gpuwatch.probes.truncation import cut_at, fate
+from gpuwatch.probes.vocabulary import MOST_PROMPT_TOKENS
+from gpuwatch.probes.wave import MOST_HELD, counted_alone, wave
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from gpuwatch.diagnosis.finding import Finding
     from gpuwatch.probes.limits import Pool, PoolSetting
-    from gpuwatch.probes.result import Figure
+    from gpuwatch.probes.point import Point
     from gpuwatch.probes.run import Run
-    from gpuwatch.probes.truncation import Fate
-    from gpuwatch.probes.wave import Point
 
 NAME = "ramp"
 UNKNOWN_LIMIT = 131_072
@@ -33,7 +30,11 @@ RESERVE_BYTES = 256 << 20
 """GPU memory that is to stay free; less is taken for the edge."""
 WARM_UP_TOKENS = 16
 _MOST_POINTS = 64
-_READ = ("ok", "sequences", "queued", "preempted")
+_HALVINGS = 5
+"""Halvings from a length that broke to a 32nd of it."""
+TRIES_APART = 2
+"""Further waves where requests did not run at the same time and nothing shows why: a busy machine may be why."""
+_READ = ("ok", "sequences", "queued", "apart", "preempted")
 """Waves of which every request was answered."""
 
 
@@ -46,7 +47,7 @@ class RampOptions:
         first: Shortest prompt in tokens.
         longest: Longest prompt in tokens; None: the limit of the server.
         output: Tokens that each request generates.
-        resolution: Tokens to which the breaking point is found; None: a 32nd of the limit, at least a block.
+        resolution: Tokens to which the breaking point is found; None: a 32nd of it, at least a block.
         repeats: Waves per length; the figures are those of the median time to first token.
         to_the_end: Go on where the engine could die: prompts that can never fit, memory at its edge, server errors.
         ledger_tokens: Tokens that the memory ledger expects in the KV pool; None: not known.
@@ -82,7 +83,12 @@ class Search:
 
     @property
     def sequences(self) -> Point | None:
-        """The longest wave in which the server ran fewer requests at once than it was sent, with room in the pool."""
+        """The longest wave in which the server ran fewer requests at once than it was sent, with room in the pool.
+
+        None where all of another wave ran at once: then that number is not limited.
+        """
+        if any(point.outcome == "ok" and not point.buffered for point in self.points):
+            return None
         found = [point for point in self.points if point.outcome == "sequences"]
         return max(found, key=lambda point: point.prompt_tokens, default=None)
 
@@ -149,14 +155,14 @@ class Ramp:
     def _cap(self, concurrency: int = 1) -> tuple[int, str]:
         """Return the longest prompt to try, and what forbids longer ones."""
         options, limit = self.options, self.run.server.max_model_len
-        caps = []
+        caps = [(MOST_PROMPT_TOKENS, "made")]
         if limit is not None:
             caps.append((limit - options.output - self.room(concurrency), "context"))
         if self.pool is not None and not options.to_the_end:
             caps.append((self.pool.usable - options.output, "pool"))
         if options.longest is not None:
             caps.append((options.longest, "asked"))
-        if not caps:
+        if len(caps) == 1:
             caps.append((UNKNOWN_LIMIT, "asked"))
         length, why = min(caps)
         return max(1, length), why
@@ -178,9 +184,9 @@ class Ramp:
             length = min(length * 2, search.cap)
 
     def _bisect(self, search: Search) -> None:
-        step = self.resolution(search.cap)
         while not self.stopped:
             assert search.bad is not None
+            step = self.resolution(search)
             low, high = search.good.sent_tokens if search.good is not None else 0, search.bad.sent_tokens
             if high - low <= step:
                 return
@@ -218,42 +224,54 @@ class Ramp:
         self.whole = min(self.whole, search.good.sent_tokens if search.good is not None else 0)
         return True
 
-    def resolution(self, cap: int) -> int:
-        """Return the tokens to which the breaking point is found."""
+    def resolution(self, search: Search) -> int:
+        """Return the tokens to which the breaking point is found: a 32nd of what broke, else of the longest length."""
         block = self.pool.block if self.pool is not None else 1
-        return self.options.resolution or max(block, cap // 32, 16)
+        length = search.bad.sent_tokens if search.bad is not None and search.bad.broken else search.cap
+        return self.options.resolution or max(block, length // 32, 16)
 
     def _measure(self, search: Search, length: int) -> Point:
         """Measure one length; of several waves the one with the median time to first token, unless one breaks."""
         points = []
         for _ in range(self.options.repeats):
-            self.waves += 1
-            words = f"{search.concurrency} x {length:,} tokens"
-            self.run.report(self.waves, max(self.waves + 1, self.expected_waves()), words)
-            name = f"{self.run.seed}/{self.run.started}/{self.waves}"
-            output = self.options.output
-            room = self.room(search.concurrency)
-            seen = wave(
-                self.run,
-                length,
-                search.concurrency,
-                output,
-                room=room,
-                pool=self.pool,
-                name=name,
-                single=self.single,
-            )
-            points.append(self._read_whole(seen, length, name))
+            points.append(self._together(search.concurrency, length))
             if points[-1].outcome not in ("ok", "sequences"):
                 break
         point = points[-1]
         if len(points) > 1 and not point.broken:
             timed = sorted((each for each in points if each.ttft is not None), key=lambda each: each.ttft or 0.0)
             point = timed[len(timed) // 2] if timed else point
-        if point.outcome == "queued" and search.limited_to(point.running):
+        if point.outcome in ("queued", "apart") and search.limited_to(point.running):
             point = replace(point, outcome="sequences", detail=f"no more than {point.running:.0f} ever ran")
         search.points.append(point)
         return point
+
+    def _together(self, concurrency: int, length: int) -> Point:
+        """Send one wave, and again where its requests did not run at the same time and nothing shows why.
+
+        Where all of them fit into the pool with their answers, they first generate no more than fits as well while
+        they wait for each other; else the waiting itself could fill it.
+        """
+        room = self.room(concurrency)
+        spare = None if self.pool is None else self.pool.each(concurrency) - length - self.options.output
+        fits = spare is not None and spare >= 0
+        point = self._wave(concurrency, length, min(room, spare) if spare is not None and fits else room)
+        for _ in range(TRIES_APART if point.outcome == "apart" else 0):
+            again = self._wave(concurrency, length, room)
+            if again.outcome not in ("apart", "queued", "preempted") or not fits:
+                point = again
+            if point.outcome != "apart":
+                break
+        return point
+
+    def _wave(self, concurrency: int, length: int, room: int) -> Point:
+        self.waves += 1
+        words = f"{concurrency} x {length:,} tokens"
+        self.run.report(self.waves, max(self.waves + 1, self.expected_waves()), words)
+        name = f"{self.run.seed}/{self.run.started}/{self.waves}"
+        output, pool, single = self.options.output, self.pool, self.single
+        seen = wave(self.run, length, concurrency, output, room=room, pool=pool, name=name, single=single)
+        return self._read_whole(seen, length, name)
 
     def _read_whole(self, point: Point, length: int, name: str) -> Point:
         """Return a wave that was accepted with what the server counts of its prompts, where it did not say it yet."""
@@ -278,7 +296,7 @@ class Ramp:
         """Return about how many waves there will be, for the progress."""
         cap, _ = self._cap()
         doublings = max(1, (cap // max(1, self.options.first)).bit_length() + 1)
-        halvings = (cap // self.resolution(cap)).bit_length() if len(self.options.concurrencies) > 1 else 0
+        halvings = _HALVINGS if len(self.options.concurrencies) > 1 else 0
         each = (doublings + halvings) * self.options.repeats
         return min(_MOST_POINTS, each * len(self.options.concurrencies))
 
@@ -329,44 +347,16 @@ def probe(run: Run, options: RampOptions) -> Result:
         started=run.started,
         complete=not ramp.stopped,
         stopped_because=ramp.stopped,
-        facts=tuple(_facts(ramp, searches)),
+        facts=tuple(facts(ramp, searches)),
         rows=tuple(point.row(ramp.gpu_before) for point in points),
         findings=(
             *findings(run, pool, max((p.prompt_tokens + options.output for p in points if p.begun), default=0)),
-            *_truncation(run, points, options.output),
-            *_refused(ramp, searches),
+            *truncations(run, points, options.output),
+            *refusals(ramp, searches),
         ),
         conclusion=tuple(conclusion(ramp, searches)),
         advice=tuple(advice(ramp, searches)),
     )
-
-
-def _truncation(run: Run, points: list[Point], output: int) -> tuple[Finding, ...]:
-    """Judge prompts that were cut or ignored without an error, by the shortest of them at each concurrency."""
-    shortest: dict[int, Short] = {}
-    for point in points:
-        known = shortest.get(point.concurrency)
-        if point.outcome in ("cut", "ignored") and (known is None or point.prompt_tokens < known.sent):
-            kind: Fate = "cut" if point.outcome == "cut" else "ignored"
-            shortest[point.concurrency] = Short(point.prompt_tokens, point.counted_tokens, kind)
-    whole = max((point.prompt_tokens for point in points if point.begun and point.counted_tokens), default=None)
-    return truncation.finding(run, list(shortest.values()), whole, output)
-
-
-def _refused(ramp: Ramp, searches: list[Search]) -> Iterator[Finding]:
-    """Judge requests that are refused although they are within the length that the server states."""
-    stated = ramp.run.server.max_model_len
-    for search in searches:
-        bad, more = search.bad, ramp.options.output + ramp.room(search.concurrency)
-        if bad is None or stated is None or bad.outcome != "refused" or bad.sent_tokens + more > stated:
-            continue
-        if ramp.run.vocabulary.guessed or longer(bad.detail, stated, ramp.options.output):
-            continue
-        low, step = search.good, ramp.resolution(search.cap)
-        found = low is not None and bad.sent_tokens - low.sent_tokens <= step
-        request = Refused(bad.sent_tokens, more, bad.detail, bad.sent_bytes, ramp.run.vocabulary.exact)
-        yield refused(ramp.run, request, search.carried + more if low else None, step if found else None)
-        return
 
 
 def _check_room(run: Run, options: RampOptions, pool: Pool | None) -> None:
@@ -379,24 +369,3 @@ def _check_room(run: Run, options: RampOptions, pool: Pool | None) -> None:
     for most, who in ((limit, "the server takes"), (pool.usable if pool is not None else None, "the KV pool holds")):
         if most is not None and options.output >= most and not (who != "the server takes" and options.to_the_end):
             raise ProbeError(f"--max-tokens {options.output:,}: {who} {most:,} tokens with the prompt")
-
-
-def _facts(ramp: Ramp, searches: list[Search]) -> Iterator[Figure]:
-    server, pool = ramp.run.server, ramp.pool
-    yield "output_tokens", ramp.options.output, "tokens"
-    yield "max_model_len", server.max_model_len, "tokens"
-    yield "kv_pool_tokens", pool.tokens if pool else None, "tokens"
-    yield "answered", any(search.measured for search in searches), ""
-    yield "kv_block_tokens", pool.block if pool else None, "tokens"
-    yield "ledger_kv_pool_tokens", ramp.options.ledger_tokens, "tokens"
-    for search in searches:
-        at = f"at_{search.concurrency}"
-        yield f"carried_{at}", (search.carried or None) if search.sequences is None else None, "tokens"
-        broke = search.bad if search.bad is not None and search.bad.broken else None
-        yield f"broke_{at}", broke.prompt_tokens if broke else None, "tokens"
-        yield f"broke_how_{at}", broke.outcome if broke else None, ""
-        due = expected(ramp, search.concurrency) if search.sequences is None else None
-        yield f"expected_{at}", due, "tokens"
-        yield f"resolution_{at}", ramp.resolution(search.cap), "tokens"
-    rates = [point.output_rate for search in searches for point in search.points if point.output_rate is not None]
-    yield "output_tokens_per_s_median", median(rates) if rates else None, "tokens/s"

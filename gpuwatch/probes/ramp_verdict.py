@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gpuwatch.probes.limits import Pool
+    from gpuwatch.probes.point import Point
     from gpuwatch.probes.ramp import Ramp, Search
     from gpuwatch.probes.run import Run
-    from gpuwatch.probes.wave import Point
 
 
 def expected(ramp: Ramp, concurrency: int) -> int | None:
@@ -29,6 +29,7 @@ def expected(ramp: Ramp, concurrency: int) -> int | None:
 
 _HOW = {
     "queued": "the requests no longer fit into the KV pool at the same time",
+    "apart": "not all of them ran at the same time; the KV pool, a limit on sequences or a busy machine may be why",
     "preempted": "requests were thrown out of the KV pool and computed again",
     "cut": "the server reads a part of the prompt only, without an error",
     "ignored": "the server ignores the prompt, without an error",
@@ -46,6 +47,7 @@ _CAPS = {
     "held": "the longest that leaves room for the answer and for the {room:,} tokens that a request may generate while "
     "it waits for the others",
     "pool": "longer ones can never fit into the KV pool, and were not sent",
+    "made": "the longest that a probe sends",
     "asked": "the longest that was asked for",
     "memory": "longer ones would fill the GPU, and were not sent",
 }
@@ -114,7 +116,8 @@ def _seen(ramp: Ramp, points: Sequence[Point]) -> Iterator[str]:
 
 def held_up(ramp: Ramp, search: Search) -> bool:
     """Return whether requests waited for others that the probe itself kept going."""
-    waited = any(point.outcome in ("sequences", "queued") and point.ttft is not None for point in search.points)
+    waiting = ("sequences", "queued", "apart")
+    waited = any(point.outcome in waiting and point.ttft is not None for point in search.points)
     return waited and ramp.room(search.concurrency) > 0
 
 
@@ -162,7 +165,7 @@ def _compared(ramp: Ramp, search: Search) -> Iterator[str]:
         or longer(search.bad.detail, ramp.run.server.max_model_len, ramp.options.output)
     ):
         return
-    step = ramp.resolution(search.cap)
+    step = ramp.resolution(search)
     held = search.good.held_tokens if search.good is not None else None
     carried = search.carried if held is None else max(search.carried, held - ramp.options.output)
     away = due - carried

@@ -39,6 +39,8 @@ _ENDS = (
 _CALIBRATION_WORDS = 240
 _USUAL_TOKENS_PER_WORD = 1.3
 GUESSED = "No count of prompt tokens was seen: all lengths are guesses from the number of words."
+MOST_PROMPT_TOKENS = 10_485_760
+"""Longest prompt that is made: the longest context of any model so far (Llama 4 Scout)."""
 _SHORT_WORDS = 8
 _TRIED_SIZES = (512, 1024, 2048, 4096, 8192, 16_384, 32_000)
 
@@ -72,18 +74,30 @@ class Vocabulary:
 
         Raises:
             ValueError: the server takes text only.
+            ProbeError: they are more than a prompt may have.
         """
+        _check_length(count)
         if not self.ids:
             raise ValueError("this server takes text only")
         return tuple(random.Random(seed).choices(self.ids, k=count))  # noqa: S311  # reproducible, nothing secret
 
     def filler(self, tokens: int, seed: int | str) -> str:
-        """Return sentences without digits that cost about `tokens` tokens, the same ones for the same seed."""
+        """Return sentences without digits that cost about `tokens` tokens, the same ones for the same seed.
+
+        Raises:
+            ProbeError: they are more than a prompt may have.
+        """
+        _check_length(tokens)
         return filler(max(1, round(tokens / self.tokens_per_word)), seed)
 
     def prompt(self, tokens: int, seed: int | str) -> Prompt:
         """Return a prompt of `tokens` tokens: exactly as ids, about as many as text."""
         return self.tokens(tokens, seed) if self.ids else self.filler(tokens, seed)
+
+
+def _check_length(tokens: int) -> None:
+    if tokens > MOST_PROMPT_TOKENS:
+        raise ProbeError(f"a prompt of {tokens:,} tokens; allowed: up to {MOST_PROMPT_TOKENS:,}: name a shorter length")
 
 
 def filler(words: int, seed: int | str) -> str:

@@ -162,13 +162,17 @@ def _difference(row: Row) -> str:
         return NONE
     if math.isinf(known.difference) or any(row.at_most):
         return " → ".join(_figure(row, which) for which in (0, 1))
-    if known.relative:
-        bounds = (
-            "" if known.low is None or known.high is None else f" ({_percent(known.low)} to {_percent(known.high)})"
-        )
-        return f"{_percent(known.difference)}{bounds}"
-    sign = "+" if known.difference >= 0 else "-"
-    return f"{sign}{with_unit(abs(known.difference), row.unit)}"
+    bounds = (
+        "" if known.low is None or known.high is None else f" ({_more(row, known.low)} to {_more(row, known.high)})"
+    )
+    return _more(row, known.difference) + bounds
+
+
+def _more(row: Row, difference: float) -> str:
+    """Return a difference of a compared row, or a bound of it, with its sign: in percent or in the row's unit."""
+    if row.comparison is not None and row.comparison.relative:
+        return _percent(difference)
+    return f"{'+' if difference >= 0 else '-'}{with_unit(abs(difference), row.unit)}"
 
 
 def _figure(row: Row, which: int) -> str:

@@ -28,6 +28,9 @@ FEWEST_BLOCKS = 2.5
 """A run with fewer independent blocks of windows than this says nothing about its own spread."""
 SURE_DRAWS = 0.975
 """A figure is infinite for sure where so many draws are."""
+FARTHEST_SHARE = math.log(100)
+WIDEST_SHARE = math.log(10)
+"""Beyond a hundredfold, or bounds a factor of ten from it, a difference as a share of the first value says nothing."""
 _SAME = 1e-9
 """Values that differ by less than this part are the same."""
 
@@ -48,7 +51,8 @@ class Estimate:
 class Comparison:
     """How a second estimate differs from a first one; `low` and `high` bound the difference with 95 % confidence.
 
-    `relative` says that difference and bounds are shares of the first value, which both values allow when positive.
+    `relative` says that difference and bounds are shares of the first value. Both values allow it when positive, and
+    where it says something: not where one is nearly nothing, nor where hardly anything bounds it.
     `p` is the chance of a difference at least as large where there is none. None: too short to say.
     """
 
@@ -126,13 +130,22 @@ def estimate(
 
 
 def compare(first: Estimate, second: Estimate) -> Comparison:
-    """Return how `second` differs from `first`: as a ratio on a logarithmic scale where both are positive.
+    """Return how `second` differs from `first`: as a ratio on a logarithmic scale where both allow it.
 
     Where one of the two is infinite, so is the difference, and nothing is known about its bounds.
     """
     if math.isinf(first.value) or math.isinf(second.value):
         return Comparison(second.value - first.value, relative=False)
-    relative = first.value > 0 and second.value > 0
+    if min(first.value, second.value) <= 0:
+        return _held_against(first, second, relative=False)
+    known = _held_against(first, second, relative=True)
+    far = abs(math.log1p(known.difference)) > FARTHEST_SHARE
+    wide = known.high is not None and math.log1p(known.high) - math.log1p(known.difference) > WIDEST_SHARE
+    return _held_against(first, second, relative=False) if far or wide else known
+
+
+def _held_against(first: Estimate, second: Estimate, *, relative: bool) -> Comparison:
+    """Return the comparison of two finite estimates, on a logarithmic scale where `relative`."""
     if relative:
         difference = math.log(second.value / first.value)
         scale = (first.value, second.value)

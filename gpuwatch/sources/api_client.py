@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import requests
 import urllib3
@@ -140,17 +141,27 @@ class _Adapter(HTTPAdapter):
 class DeadlineSession(requests.Session):
     """A session whose redirects change no request and take no secret to another server.
 
-    `given` are the headers of the present request that its caller gave; any of them may be a secret.
+    `given` are the headers of the present request that its caller gave; any of them may be a secret. `home` is the only
+    host that a redirect may lead to; empty: it may lead to any.
     """
 
     given: frozenset[str] = frozenset()
+    home: str = ""
 
     def rebuild_method(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        """Refuse a redirect that would turn a POST into a GET without its form, as 301, 302 and 303 do.
+        """Refuse a redirect to a host other than `home`, and one that turns a POST into a GET without its form.
+
+        The latter is what 301, 302 and 303 do.
 
         Raises:
-            SourceError: it would.
+            SourceError: it is one of them.
         """
+        if self.home and urlsplit(prepared_request.url or "").hostname != self.home:
+            raise SourceError(
+                Reason.FAILED,
+                f"{show_url(response.url)} redirects with {response.status_code} to another host, "
+                f"{show_url(prepared_request.url or '')}, which is not followed; give that address, if it is meant",
+            )
         before = prepared_request.method
         super().rebuild_method(prepared_request, response)
         if prepared_request.method != before:

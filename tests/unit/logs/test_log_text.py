@@ -91,6 +91,9 @@ def test_no_prompt_and_no_answer_gets_through(line):
         'INFO:     10.0.0.1:1 - "GET /v1/models?api_key=s3cr3t-value HTTP/1.1" 200 OK',
         '"password": "s3cr3t-value"',
         "token=s3cr3t-value",
+        "cookie: session=s3cr3t-value; theme=dark",
+        "Set-Cookie: id=s3cr3t-value; Expires=Wed, 21 Oct 2026 07:28:00 GMT; HttpOnly",
+        "headers={'cookie': 'session=s3cr3t-value'}",
     ],
 )
 def test_no_key_token_or_password_gets_through(line):
@@ -101,7 +104,7 @@ def test_no_key_token_or_password_gets_through(line):
 
 @pytest.mark.parametrize(
     "secret",
-    ["hf_" + "a1B2" * 8, "sk-" + "proj-" + "x9" * 12, "ghp_" + "a" * 36, "xoxp-" + "12" * 8, "github_pat_" + "1A" * 12, "AKIA" + "ABCDEFGH12345678", "eyJhbGciOiJI.eyJzdWIiOiIx.abc"],
+    ["hf_" + "a1B2" * 8, "sk-" + "proj-" + "x9" * 12, "ghp_" + "a" * 36, "xoxp-" + "12" * 8, "github_pat_" + "1A" * 12, "AKIA" + "ABCDEFGH12345678", "AIza" + "Sy-_a" * 7, "ya29." + "a0Ab" * 8, "gsk_" + "a1" * 20, "eyJhbGciOiJI.eyJzdWIiOiIx.abc"],
 )  # fmt: skip
 def test_known_shapes_of_tokens_are_cut_wherever_they_stand(secret):
     assert redact(f"using {secret} now") == "using <redacted> now"

@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Engine:
     """What the server is like. `mishap(prompt_tokens, number)` names what goes wrong with a request, None: nothing.
 
-    Mishaps: a number (HTTP status), (status, document or page), zeros (a usage of zeros), garbage,
-    endless, cut (the connection), json, half (half of the prompt is read),
+    Mishaps: a number (HTTP status), an address (a redirect to it), (status, document or page), zeros (a usage of
+    zeros), garbage, endless, cut (the connection), json, half (half of the prompt is read),
     nothing (an answer without a token), silent (no usage), hang, error (in the stream), html.
     """
 
@@ -142,6 +142,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(502, b"<html><body>Bad Gateway</body></html>", "text/html")
         if isinstance(mishap, int):
             return self.answer(mishap, {"error": {"message": f"mishap {mishap}"}})
+        if isinstance(mishap, str) and mishap.startswith("http://"):
+            return self.answer(307, {}, Location=mishap)
         if isinstance(mishap, tuple):
             return self.answer(*mishap)
         if engine.limit and tokens + most > engine.limit and mishap not in ("half", "nothing"):

@@ -483,3 +483,23 @@ def test_a_server_that_refuses_only_long_text_is_not_refused(client):
 def test_a_server_that_takes_text_only_has_no_ids():
     with pytest.raises(ValueError, match="text only"):
         Vocabulary().tokens(5, 1)
+
+
+def test_a_redirect_to_another_host_is_not_followed_as_nobody_allowed_a_probe_there(client):
+    other = Engine()
+    with serving(other) as url:
+        away = one(f"{url.replace('127.0.0.1', 'localhost')}/v1/completions")
+        assert not away.ok
+        assert "redirects with 307 to another host, http://localhost:" in away.error
+        sending = Engine(mishap=lambda tokens, number: f"{url.replace('127.0.0.1', 'localhost')}/v1/completions")
+        with serving(sending) as first, pytest.raises(ProbeError, match="to another host"):
+            client(first).look()
+        assert not other.asked
+        assert one(f"{url}/v1/completions").ok  # another port of the same host
+        assert len(other.asked) == 1
+
+
+@pytest.mark.parametrize("make", [Vocabulary(IDS).prompt, Vocabulary(()).prompt])
+def test_a_prompt_longer_than_any_context_is_refused_in_a_line(make):
+    with pytest.raises(ProbeError, match=r"a prompt of 1,000,000,000,000 tokens; allowed: up to 10,485,760"):
+        make(10**12, 1)

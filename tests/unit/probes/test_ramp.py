@@ -10,18 +10,20 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpuwatch.model import series
 from gpuwatch.probes import ramp
 from gpuwatch.probes.client import Client, ProbeError, Server
 from gpuwatch.probes.exchange import Reply
 from gpuwatch.probes.limits import Pool, PoolSetting, read_pool, read_setting
-from gpuwatch.probes.meter import Meter, Peaks
+from gpuwatch.probes.meter import Meter, Peaks, Reading
 from gpuwatch.probes.ramp import RampOptions
 from gpuwatch.probes.ramp_advice import larger
 from gpuwatch.probes.ramp_verdict import findings
 from gpuwatch.probes.run import GONE, INTERRUPTED, OUT_OF_TIME, Run
 from gpuwatch.probes.stream import Events
 from gpuwatch.probes.vocabulary import Vocabulary
-from gpuwatch.probes.wave import _Hold, judge
+from gpuwatch.probes.wave import _Hold, _Watch
+from gpuwatch.probes.wave_judge import judge
 from tests.unit.probes.engine import Engine, serving
 
 GIB = 1 << 30
@@ -76,11 +78,48 @@ def test_requests_that_never_overlap_are_queued_when_the_pool_was_full():
     assert full.outcome == "queued"
     assert full.broken
     assert full.prefill_rate is None
-    roomy = judge(replies, 1000, Peaks(kv_usage=0.5, running=1.0), preempted=0, pool=POOL)
-    assert (roomy.outcome, roomy.broken) == ("sequences", False)
-    assert "at most 1 ran" in roomy.detail
+    # two prompts of 3,000 take 48 blocks, whatever a page says that lags
+    long = [reply(1.0, 3.0, prompt_tokens=3000), reply(3.5, 5.0, prompt_tokens=3000)]
+    beyond = judge(long, 3000, Peaks(kv_usage=0.0, running=1.0), preempted=0, pool=POOL, seats=1.0)
+    assert beyond.outcome == "queued"
+
+
+def test_a_limit_on_sequences_is_told_only_where_the_page_shows_it_and_the_streams_allow_it():
+    replies = [reply(1.0, 3.0), reply(3.5, 5.0)]
+    one = Peaks(kv_usage=0.5, running=1.0)
+    seen = judge(replies, 1000, one, preempted=0, pool=POOL, seats=1.0)
+    assert (seen.outcome, seen.broken) == ("sequences", False)
+    assert "at most 1 ran" in seen.detail
+    once = judge(replies, 1000, one, preempted=0, pool=POOL)  # requests waited in no two looks in a row
+    assert (once.outcome, once.detail, once.broken) == ("apart", "the metrics page does not show why", True)
+    lagging = judge(replies, 1000, Peaks(kv_usage=0.0, running=0.0), preempted=0, pool=POOL)
+    assert lagging.outcome == "apart"
+    later = judge(replies, 1000, Peaks(kv_usage=0.5, running=2.0), preempted=0, pool=POOL, seats=1.0)
+    assert later.outcome == "apart"  # one place at first, two later
+    # three streams of which two overlap: a page that shows one at a time is an old one
+    three = judge([*replies, reply(1.5, 3.2)], 1000, one, preempted=0, pool=POOL, seats=1.0)
+    assert three.outcome == "apart"
     unknown = judge(replies, 1000, Peaks(), preempted=None, pool=None)
-    assert unknown.outcome == "queued"
+    assert (unknown.outcome, unknown.detail) == ("apart", "no page that shows why")
+
+
+def test_waiting_beside_room_is_a_limit_on_sequences_from_the_second_look_in_a_row():
+    def look(watch, running, waiting, usage):
+        values = {"requests_running": running, "requests_waiting": waiting, "kv_cache_usage_ratio": usage}
+        reading = Reading({series(f"gpuwatch_engine_{name}"): value for name, value in values.items()})
+        watch.look(reading, 0.0)
+        return watch.seats
+
+    # 4,992 usable tokens, half of them used; a prompt of 1,000 with an answer of 200, and 200 more of each that runs
+    watch = _Watch(_Hold(4, 8, 0.0), POOL, 1000, 200, None)
+    assert look(watch, 2.0, 2.0, 0.5) is None
+    assert look(watch, 3.0, 1.0, 0.5) is None  # one more was admitted: no limit yet
+    assert look(watch, 3.0, 1.0, 0.5) == 3.0
+    tight = _Watch(_Hold(4, 8, 0.0), POOL, 1000, 200, None)
+    # 1,248 tokens are free: the prompt fits, but not with what the two that run and itself may still generate
+    assert [look(tight, 2.0, 2.0, 0.75) for _ in range(3)] == [None] * 3
+    empty = _Watch(_Hold(4, 8, 0.0), POOL, 1000, 200, None)
+    assert [look(empty, 0.0, 2.0, 0.0) for _ in range(3)] == [None] * 3  # nothing runs yet
 
 
 def test_without_a_count_of_tokens_pieces_give_rates_only_where_one_is_one_token():
@@ -210,7 +249,7 @@ def test_streams_that_were_held_back_break_nothing_and_have_no_times():
     assert (point.ttft, point.ttft_most, point.prefill_rate, point.decode_rate) == (None,) * 4
     # but where the page shows that one waited, it did
     waited = Peaks(running=1.0)
-    assert judge(replies, 1000, waited, preempted=0, pool=None).outcome == "queued"
+    assert judge(replies, 1000, waited, preempted=0, pool=None).outcome == "apart"
 
 
 def test_a_refusal_that_names_a_longer_request_is_right_and_no_finding():
@@ -387,6 +426,32 @@ def test_a_wave_that_fills_the_pool_with_as_many_as_ever_ran_is_limited_by_seque
     assert not result.advice
 
 
+def test_requests_that_a_busy_server_takes_one_after_the_other_are_sent_again():
+    # A pool of 51,184 tokens and 64 places: nothing but the first two waves' late start keeps two requests apart.
+    engine = Engine(blocks=3200, limit=2048, prefill_rate=100_000.0, decode_seconds=0.001)
+    waves = []
+
+    def late(tokens, number):
+        if tokens > 64:
+            waves.append(tokens)
+            time.sleep(0.6 * ((len(waves) - 1) % 2) if len(waves) <= 4 else 0.0)
+
+    engine.mishap = late
+    result = probed(engine, RampOptions(concurrencies=(2,), first=256, longest=256, output=8))
+    assert [row["outcome"] for row in result.rows] == ["ok"]
+    assert len(waves) == 6
+    assert result.fact("carried_at_2") == 256
+
+
+def test_while_they_wait_requests_that_fit_generate_no_more_than_fits():
+    # 63 usable blocks of 16 for three requests: 21 blocks, 336 tokens each; 300 and 8 leave 28 to generate meanwhile.
+    engine = Engine(blocks=64, block=16, limit=4096, prefill_rate=100_000.0, decode_seconds=0.002)
+    result = probed(engine, RampOptions(concurrencies=(3,), first=300, longest=300, output=8))
+    # the fourth one is sent alone, for the server's count of the prompt
+    assert [body["max_tokens"] for body in engine.asked if len(body["prompt"]) == 300] == [36, 36, 36, 1]
+    assert [(row["outcome"], row["preemptions"]) for row in result.rows] == [("ok", 0)]
+
+
 def test_only_a_request_that_was_accepted_is_called_accepted():
     run = SimpleNamespace(server=Server("http://a", "vllm", max_model_len=4096), started=0.0)
     pool = Pool(2560, 128, 19)
@@ -402,7 +467,7 @@ def test_only_a_request_that_was_accepted_is_called_accepted():
 
 
 def test_where_no_request_is_answered_that_is_said():
-    result = probed(Engine(mishap=lambda tokens, number: 400 if tokens > 20 else None), RampOptions((1,), output=8))
+    result = probed(Engine(mishap=lambda tokens, number: 400 if tokens > 10 else None), RampOptions((1,), output=8))
     assert result.fact("answered") is False
     assert "No request was answered" in " ".join(result.conclusion)
     with pytest.raises(ProbeError, match=r"--max-tokens 5,000: the server takes 4,096 tokens with the prompt"):
@@ -443,6 +508,21 @@ def test_a_limit_that_the_server_does_not_state_is_found_by_halving():
     assert result.fact("carried_at_1") <= 3000 < result.fact("broke_at_1")
     assert result.fact("broke_at_1") - result.fact("carried_at_1") <= 100
     assert result.complete
+
+
+def test_the_step_is_a_32nd_of_the_length_that_broke_and_not_of_a_limit_far_above_it():
+    engine = Engine(limit=131_072, blocks=10_000, mishap=lambda tokens, number: 400 if tokens > 3000 else None)
+    result = probed(engine, RampOptions(concurrencies=(1,), output=4))
+    assert result.fact("carried_at_1") <= 3000 < result.fact("broke_at_1")
+    # 1,024 and 2,048 go well, 4,096 does not; halving ends where less than a 32nd is between
+    assert result.fact("resolution_at_1") == result.fact("broke_at_1") // 32
+    assert result.fact("broke_at_1") - result.fact("carried_at_1") <= 96
+
+
+def test_a_limit_beyond_any_context_is_ramped_up_to_what_breaks():
+    engine = Engine(limit=10**18, blocks=10_000, mishap=lambda tokens, number: 400 if tokens > 3000 else None)
+    result = probed(engine, RampOptions(concurrencies=(1,), output=4, to_the_end=True))
+    assert result.fact("carried_at_1") <= 3000 < result.fact("broke_at_1") <= 3100
 
 
 def test_after_a_server_error_nothing_more_is_sent():
@@ -488,7 +568,8 @@ def test_a_server_without_metrics_is_measured_from_outside():
     assert result.fact("kv_pool_tokens") is None
     assert all(row["kv_usage_ratio"] is None and row["preemptions"] is None for row in result.rows)
     # four blocks: prompts from 2,048 tokens take two of them
-    assert result.fact("broke_how_at_4") == "queued"
+    assert result.fact("broke_how_at_4") == "apart"
+    assert "a limit on sequences or a busy machine may be why (no page that shows why)" in result.conclusion[0]
     assert 1024 <= result.fact("carried_at_4") < 2048 <= result.fact("broke_at_4")
     assert any("preemptions cannot be seen" in sentence for sentence in result.conclusion)
 

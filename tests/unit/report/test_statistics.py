@@ -138,6 +138,17 @@ def test_where_a_value_is_zero_the_difference_is_absolute():
     assert known.low == pytest.approx(0.5 - 2.228 * 0.1, abs=0.001)
 
 
+def test_where_a_share_would_say_nothing_the_difference_is_absolute():
+    # From 16 µs to 235 ms: 14,686 times as much, which is no figure for a change.
+    far = compare(Estimate(16e-6, 1e-6, 30), Estimate(0.235, 0.01, 30))
+    assert (far.relative, far.difference) == (False, pytest.approx(0.235, abs=1e-4))
+    # A standard error of the whole value: 2.228 of them are a factor of 9.3 for one, 23 for both.
+    wide = compare(Estimate(1.0, 1.0, 10), Estimate(1.0, 1.0, 10))
+    assert (wide.relative, wide.difference) == (False, 0.0)
+    assert -4 < wide.low < -2 < 2 < wide.high < 4
+    assert compare(Estimate(1.0, 0.9, 10), Estimate(1.0, 0.0, 10)).relative
+
+
 def test_equal_runs_without_scatter_do_not_differ():
     known = compare(Estimate(5.0, 0.0, 10), Estimate(5.0, 0.0, 10))
     assert (known.difference, known.p) == (0.0, 1.0)
