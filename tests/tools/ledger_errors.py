@@ -134,14 +134,24 @@ def main():
     table(ELSEWHERE)
     print("\n| error of | receipts | median | worst |\n|---|---|---|---|")
     for at, name in enumerate(KINDS):
-        tokens = name.startswith("tokens")
-        summary(name, [rows[receipt.number][at] for receipt in (sound if tokens else receipts)])
-        if tokens:
+        if name.startswith("tokens"):
+            summary(name, [rows[receipt.number][at] for receipt in sound])
             summary(f"{name}, pool and tokens contradict", [rows[receipt.number][at] for receipt in doubtful])
+        else:
+            weights(name, receipts, rows, at)
     for at, name in enumerate(KINDS):
-        summary(f"receipts found elsewhere: {name}", [row[at] for row in elsewhere.values()])
+        if name.startswith("tokens"):
+            summary(f"receipts found elsewhere: {name}", [row[at] for row in elsewhere.values()])
+        else:
+            weights(f"receipts found elsewhere: {name}", ELSEWHERE, elsewhere, at)
     if args.peers:
         peers(receipts, args.peers)
+
+
+def weights(name, receipts, rows, at):
+    """Print the errors of weights: on GPUs, and on NPUs, which have builds of their own and no NVML."""
+    for ending, on_npu in (("", False), (", on NPUs", True)):
+        summary(name + ending, [rows[receipt.number][at] for receipt in receipts if receipt.on_npu == on_npu])
 
 
 def table(receipts):

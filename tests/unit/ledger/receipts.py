@@ -60,6 +60,11 @@ class Receipt:
         return read_model(config, self.data["model"])
 
     @property
+    def on_npu(self):
+        """Whether it is of an NPU, which no NVML measures: another build of the engine, with kernels of its own."""
+        return "NPU" in self.data["card"]
+
+    @property
     def sixteen_bits(self) -> bool:
         return self.data["flags"]["weights"] in SIXTEEN_BITS
 
