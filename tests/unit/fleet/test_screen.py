@@ -96,6 +96,7 @@ def screen(server, fleet_of):
         async with watched.app.run_test(size=(width, height)) as pilot:
             watched.pilot = pilot
             await pilot.pause()
+            await watched.settle(lambda: watched.callback)
             yield watched
 
     return start

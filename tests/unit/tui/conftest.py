@@ -82,6 +82,8 @@ def screen():
         app = GpuwatchApp(feed, actions or Actions(), clock)
         async with app.run_test(size=(width, height)) as pilot:
             await pilot.pause()
-            yield Driver(app, feed, clock, pilot)
+            driver = Driver(app, feed, clock, pilot)
+            await driver.settle(lambda: feed.callbacks, "that the application asks for snapshots")
+            yield driver
 
     return start
