@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 DEFAULT_GIB = 80.0
 UNDECLARED = {"vllm": 2048, "sglang": 4096}
 """Tokens where neither the model nor the command says a length: vLLM's own (``config/model.py``), a round number."""
-LENGTH_FITTED_SINCE = (0, 14, 0)
 _NO_EFFECT = "it has no effect"
 """How the tables begin what they say of a flag that changes no figure."""
 
@@ -72,6 +71,7 @@ def read(args: argparse.Namespace) -> Asked:
     tag = launch.image if launch is not None and kind == launch.command.engine else ""
     named = args.engine_version or tag or None
     version = _version(kind, named)
+    launch, loose = _formed(launch, kind, version) if launch is not None else (None, [])
     problems = launch.command.problems(show_version(version)) if launch is not None else ()
     command = None if launch is None else _repaired(launch.command, problems)
     names = list(args.models) or ([command.model] if command is not None and command.model else [])
@@ -89,7 +89,7 @@ def read(args: argparse.Namespace) -> Asked:
         assumed.append(f"cards of {DEFAULT_GIB:g} GiB assumed (--gpu-memory)")
     draft = _draft(command) if command is not None and len(names) == 1 else None
     if command is not None:
-        assumed += replaced(args, command)
+        assumed += [*loose, *replaced(args, command)]
         assumed += [*command.unread(show_version(version), draft=draft is not None)]
     engines, gpus = [], 1
     for name in names:
@@ -108,9 +108,16 @@ def read(args: argparse.Namespace) -> Asked:
         problems, kept, now = judged(problems, engines[0]) if own else (problems, [], engines[0])
         stopped, stays = started(args, command, now, problems) if own else ((), [])
         problems, kept = (*problems, *stopped), [*kept, *stays]
-        assumed += [*_counted(problems), *kept]
-        problems = (*nameless(launch, names), *problems)
+        assumed += [*_counted((*launch.forms, *problems)), *kept]
+        problems = (*nameless(launch, names), *launch.forms, *problems)
+        if launch.apart and problems:
+            assumed.append("the repaired command is shown without the image and the variables beside it, which stay")
     return Asked(tuple(engines), gpus, show_version(version), launch, problems, tuple(dict.fromkeys(assumed)))
+
+
+def _formed(launch: Launch, kind: str, version: Version) -> tuple[Launch, list[str]]:
+    own = launch.command.engine
+    return launch.formed(version if own == kind else NEWEST[own])
 
 
 def _counted(problems: Sequence[FlagProblem]) -> list[str]:
@@ -157,8 +164,6 @@ def _model(
         declared = default_length(model, kind, version)
         told = "" if declared is None else f" (the model declares {declared:,})"
         notes.append(f"--max-model-len auto: {length:,} tokens, the longest that the pool holds{told}")
-        if version < LENGTH_FITTED_SINCE:
-            notes.append(f"vLLM before {show_version(LENGTH_FITTED_SINCE)} has no --max-model-len auto")
     if model.kv_type and args.kv_dtype is None and (command is None or command.kv_dtype == "auto"):
         took = engine.deployment.kv_dtype
         notes.append(f"the checkpoint names {model.kv_type} for its KV cache; {took} counted (--kv-dtype)")

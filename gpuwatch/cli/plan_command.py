@@ -15,19 +15,22 @@ from gpuwatch.cli.plan_image import image_version
 from gpuwatch.cli.plan_yaml import from_yaml
 from gpuwatch.engines.flag_secrets import shown_text, shown_words
 from gpuwatch.ledger.command import in_full_words, read_command, repaired
+from gpuwatch.ledger.command_forms import loose_words, mended_forms
 from gpuwatch.ledger.command_values import check_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gpuwatch.engines.flag_versions import FlagProblem
+    from gpuwatch.engines.version import Version
     from gpuwatch.ledger.command import Command
 
 _WORD = re.compile(r"""(?:[^\s'"\\;&|<>]|\\.|'[^']*'|"(?:\\.|[^"\\])*")+""", re.DOTALL)
 _OPERATOR = re.compile(r"&&|\|\||;|\||&>>?|\d*(?:>>|>|<)(?:&\d*-?)?|&")
 """What ends a command in a shell: the next command, or where its input and output go."""
 _COMMENT = re.compile(r"#[^\n]*")
-_SPACE = re.compile(r"(?:\s|\\\n)+")
+_SPACE = re.compile(r"(?:\s|\\\n|(?<=\s)[`^][ \t]*\r?\n)+")
+"""With the ends of lines that go on: of a shell, of PowerShell and of cmd."""
 _ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
 _VLLM_IMAGE = re.compile(r"(?:^|/)vllm-openai(?:-\w+)*(?:[:@]|$)")
 """The image whose entry point is the engine: what follows its name are the engine's arguments."""
@@ -54,6 +57,8 @@ class Launch:
 
     `image` is the engine's version where the command starts an image that names it, else empty. `around` is what stands
     before and behind the words that hold the whole line, as in ``bash -c "vllm serve …"``, the innermost first.
+    `forms` is what was wrong with the words of the command, which has them mended.
+    `variables` are those that a compose file or Kubernetes sets; `apart`: they or the image stand beside the command.
     """
 
     before: str
@@ -61,16 +66,23 @@ class Launch:
     after: str
     image: str = ""
     around: tuple[tuple[str, str], ...] = ()
+    forms: tuple[FlagProblem, ...] = ()
+    variables: tuple[str, ...] = ()
+    apart: bool = False
 
     @property
     def longer_allowed(self) -> bool:
-        """Whether what stands in front lets the engine take a length beyond its model's."""
-        return any(_LONGER.search(text) is not None for text in (self.before, *(before for before, _ in self.around)))
+        """Whether what stands in front or beside it lets the engine take a length beyond its model's."""
+        return self._sets(_LONGER)
 
     @property
     def asks_for_v1(self) -> bool:
-        """Whether what stands in front asks for V1 of vLLM, which is V0 or V1 up to 0.10."""
-        return any(_V1.search(text) is not None for text in (self.before, *(before for before, _ in self.around)))
+        """Whether what stands in front or beside it asks for V1 of vLLM, which is V0 or V1 up to 0.10."""
+        return self._sets(_V1)
+
+    def _sets(self, variable: re.Pattern[str]) -> bool:
+        texts = (self.before, *(before for before, _ in self.around), *self.variables)
+        return any(variable.search(text) is not None for text in texts)
 
     @property
     def names_by_flag(self) -> bool:
@@ -79,11 +91,28 @@ class Launch:
 
     def repaired(self, problems: Sequence[FlagProblem]) -> str:
         """Return the whole command with the faults of its flags repaired, and without its secrets."""
-        words = shown_words(self.command.engine, shlex.split(repaired(self.command, problems)), self.command.model)
+        left = [problem for problem in problems if problem not in self.forms]
+        words = shown_words(self.command.engine, shlex.split(repaired(self.command, left)), self.command.model)
         line = _joined(shown_text(self.before), shlex.join(words), shown_text(self.after))
         for before, after in self.around:
             line = _joined(shown_text(before), shlex.quote(line), shown_text(after))
         return line
+
+    def formed(self, version: Version) -> tuple[Launch, list[str]]:
+        """Return the launch with the forms mended that its engine's parser refuses in `version`, and notes.
+
+        Raises:
+            UsageError: a value is none that the version takes.
+        """
+        engine = self.command.engine
+        try:
+            forms = mended_forms(engine, version, self.command.arguments)
+        except ValueError as error:
+            raise UsageError(f"--from-command: {error}") from None
+        notes = [loose_words(engine, [*map(shown_text, forms.loose)])] if forms.loose else []
+        if forms.words == list(self.command.arguments):
+            return self, notes
+        return replace(self, command=checked(engine, forms.words), forms=tuple(forms.problems)), notes
 
 
 def _joined(*parts: str) -> str:
@@ -106,14 +135,17 @@ def read_launch(text: str) -> Launch:
     Raises:
         UsageError: it has no engine, or a value is none that the engine takes.
     """
-    text = from_yaml(text)
+    held = from_yaml(text)
+    text = held.line
     try:
         shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise UsageError(f"--from-command cannot be split into words: {error}") from None
     launch = _read(text)
     if launch is not None:
-        return launch
+        named = launch.image or image_version(launch.command.engine, [held.image])
+        apart = bool(held.variables) or (held.image != "" and held.image not in launch.before.split())
+        return replace(launch, image=named, variables=held.variables, apart=apart)
     raise UsageError(
         "--from-command has no engine in it; expected: vllm serve …, python -m vllm.entrypoints.openai.api_server …, "
         "python -m sglang.launch_server … or sglang serve …"

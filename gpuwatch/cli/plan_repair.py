@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.engines.flag_versions import FlagProblem, risky_above, show
+from gpuwatch.engines.version import show_version
 from gpuwatch.ledger.command import stretched
 from gpuwatch.ledger.lengths import allowed_length, too_long
 from gpuwatch.ledger.plan import capacity_of, fewer_ranks, fraction_needed, own_pool, start_notes, starved, verdict_of
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _FRACTIONS = ("gpu-memory-utilization", "mem-fraction-static")
 _LENGTHS = ("max-model-len", "context-length")
 _STEPS = {"max-num-seqs": "sequences", "max-num-batched-tokens": "chunk", "chunked-prefill-size": "chunk"}
+_LENGTH_FITTED_SINCE = (0, 14, 0)
+"""vLLM that takes ``--max-model-len auto`` and ``-1``."""
 _POOLS = ("num-gpu-blocks-override", "kv-cache-memory-bytes", "max-total-tokens")
 _RANKS = {
     "vllm": {
@@ -152,7 +155,7 @@ def refused_settings(args: argparse.Namespace, command: Command, engine: Engine)
 
     The steps are judged by the length that is proposed, and the batch by the step.
     """
-    lengths = _too_long_asked(args, command, engine)
+    lengths = (*_too_long_asked(args, command, engine), *_length_not_fitted(args, command, engine))
     context = next((int(one.proposed) for one in lengths if one.flag in _LENGTHS), engine.deployment.context)
     return (*lengths, *_steps_asked(args, command, replace(engine.deployment, context=context)))
 
@@ -171,6 +174,16 @@ def _steps_asked(args: argparse.Namespace, command: Command, deployment: Deploym
     many = too_many_sequences(deployment)
     if many is not None and sequences is not None and args.max_num_seqs is None:
         yield FlagProblem("max-num-seqs", "risky", str(sequences), str(many), "", str(deployment.chunk))
+
+
+def _length_not_fitted(args: argparse.Namespace, command: Command, engine: Engine) -> tuple[FlagProblem, ...]:
+    """Return what is wrong with a length that vLLM is to choose by its pool, where the version does not."""
+    fitted = args.context is None and command.longest_that_fits
+    if not fitted or engine.deployment.version >= _LENGTH_FITTED_SINCE:
+        return ()
+    asked, since = show(command.flags["max-model-len"]), show_version(_LENGTH_FITTED_SINCE)
+    words = f"vLLM before {since} takes a number, not {asked}: the engine will not start"
+    return (FlagProblem("max-model-len", "unknown", asked, words, "", str(engine.deployment.context)),)
 
 
 def _too_long_asked(args: argparse.Namespace, command: Command, engine: Engine) -> tuple[FlagProblem, ...]:

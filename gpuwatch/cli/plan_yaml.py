@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +19,16 @@ _BLOCK = re.compile(r"^- [>|][+-]?$")
 _LOOKS_SO = re.compile(r"\A\s*(?:-\s|\[)|^\s*(?:-\s+)?(?:command|args|entrypoint)\s*:", re.MULTILINE)
 
 
-def from_yaml(text: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A command as a line of a shell, and what stands beside it: the image, and variables as ``NAME=VALUE``."""
+
+    line: str
+    image: str = ""
+    variables: tuple[str, ...] = ()
+
+
+def from_yaml(text: str) -> Held:
     """Return the command of a list, a block or the keys of a container as a line of a shell; other texts as they are.
 
     An image whose own program takes the words stands in front of them.
@@ -26,12 +36,12 @@ def from_yaml(text: str) -> str:
     plain = _KEY.sub("", text, count=1)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     if lines and all(line.startswith("- ") and not _BLOCK.search(line) for line in lines):  # however they are indented
-        return _line([word for line in lines for word in _words(_loaded(line)) or [line[2:].strip()]])
+        return Held(_line([word for line in lines for word in _words(_loaded(line)) or [line[2:].strip()]]))
     found = _loaded(text) if _LOOKS_SO.search(text) else None
     if words := _words(found):
-        return _line(words)
-    lines = [line for line in map(_of_container, _containers(found, _DEEPEST)) if line]
-    return next((line for line in lines if _ENGINE.search(line)), lines[0] if lines else plain)
+        return Held(_line(words))
+    held = [one for one in map(_of_container, _containers(found, _DEEPEST)) if one.line]
+    return next((one for one in held if _ENGINE.search(one.line)), held[0] if held else Held(plain))
 
 
 def _containers(found: object, depth: int) -> Iterator[dict[object, object]]:
@@ -43,7 +53,7 @@ def _containers(found: object, depth: int) -> Iterator[dict[object, object]]:
             yield from _containers(inner, depth - 1)
 
 
-def _of_container(found: dict[object, object]) -> str:
+def _of_container(found: dict[object, object]) -> Held:
     """Return the command that the keys of a container make; empty where one of them alone is a text, or none is there.
 
     A text alone is taken as it was typed, with the ends of its lines.
@@ -54,13 +64,24 @@ def _of_container(found: dict[object, object]) -> str:
         value = found[key]
         words = _words(value)
         if not words and not isinstance(value, str):
-            return ""
+            return Held("")
         parts.append(shlex.join(words) if words else str(value))
     if len(found) == 1 and isinstance(found[keys[0]] if keys else None, str):
-        return ""
+        return Held("")
     image = found.get("image")
+    image = image if isinstance(image, str) else ""
     alone = len(keys) == 1 and not any(len(word.split()) > 1 for word in _words(found[keys[0]]))
-    return " ".join([image, *parts] if isinstance(image, str) and alone else parts)
+    line = " ".join([image, *parts] if image and alone else parts)
+    return Held(line, image, (*_variables(found.get("environment")), *_variables(found.get("env"))))
+
+
+def _variables(found: object) -> list[str]:
+    """Return variables as ``NAME=VALUE``: of a mapping, of a list of such texts, or of names with values."""
+    if isinstance(found, dict):
+        return [f"{name}={value}" for name, value in found.items() if isinstance(value, str)]
+    listed = found if isinstance(found, list) else []
+    named = [one for one in listed if isinstance(one, dict) and isinstance(one.get("value"), str)]
+    return [*(one for one in listed if isinstance(one, str)), *(f"{one.get('name')}={one['value']}" for one in named)]
 
 
 def _line(words: list[str]) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwatch.engines.flag_versions import FlagProblem, unknown_flag
+from gpuwatch.engines.flag_history import EARLIER, came_later, lasts
+from gpuwatch.engines.flag_versions import FlagProblem, available, unknown_flag
 from gpuwatch.engines.flags import FLAGS
-from gpuwatch.engines.version import parse_version
+from gpuwatch.engines.version import parse_version, show_version
 
 if TYPE_CHECKING:
     from gpuwatch.engines.version import Version
@@ -252,7 +253,7 @@ SAME: dict[str, dict[str, str]] = {"vllm": _same(_SAME_IN_VLLM), "sglang": _same
 """By engine: the flags of the other one, and what does the same here."""
 _TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 _OTHER = {"vllm": "sglang", "sglang": "vllm"}
-_NEAR = {"vllm": ((0, 31, 0), (0, 33, 0)), "sglang": ((0, 5, 22), (0, 5, 23))}
+NEAR = {"vllm": ((0, 31, 0), (0, 33, 0)), "sglang": ((0, 5, 22), (0, 5, 23))}
 _ALIKE = 0.87
 _SLIP = 0.92
 _EARLIER = ("max-num-partial-prefills", "max-long-partial-prefills", "speculative-num-steps", "cuda-graph-bs")
@@ -270,7 +271,7 @@ def misnamed_flag(engine: str, version: str, name: str, *, refused: bool = False
     bare = name.removeprefix("no-")
     _, known = COMPLETE[engine]
     parsed = parse_version(version)
-    low, high = _NEAR[engine]
+    low, high = NEAR[engine]
     near = parsed is not None and low <= parsed <= high
     ours = known if near else known | FLAGS[engine].keys()
     if name in SAME[engine] and name not in known:
@@ -279,10 +280,42 @@ def misnamed_flag(engine: str, version: str, name: str, *, refused: bool = False
         return FlagProblem(name, "unknown", "", text, here if here.startswith("(") else f"--{here}")
     judged = refused or parsed is None or parsed >= low
     if any(each in ours or _begins(each, known) for each in (name, bare)):
-        return None
+        lacking = unknown_flag(engine, version, bare) or _not_yet(engine, parsed, bare)
+        return lacking or (_ambiguous(engine, name) if near else None)
     if not judged:
-        return _misspelt(engine, version, name)
+        return unknown_flag(engine, version, bare) or _misspelt(engine, version, name)
     return unknown_flag(engine, version, bare) or _in_no_list(engine, version if near else "", name)
+
+
+def _not_yet(engine: str, version: Version | None, name: str) -> FlagProblem | None:
+    """Return what a flag is that the newest version has and an earlier one, all of whose flags are known, does not."""
+    flag = FLAGS[engine].get(name)
+    names = {name} if flag is None else {name, flag.name}
+    _, known = COMPLETE[engine]
+    if version is None or not names & known or not all(came_later(engine, version, each) for each in names):
+        return None
+    text = f"{_TITLES[engine]} {show_version(version)} does not have --{name}, which came with a later version"
+    return FlagProblem(name, "unknown", "", text)
+
+
+def _ambiguous(engine: str, name: str) -> FlagProblem | None:
+    """Return what the beginning of several flags is: argparse takes none that is not of one alone."""
+    meant = beginnings(engine, name)
+    if len(meant) < 2:
+        return None
+    shown = ", ".join(f"--{flag}" for flag in meant[:4]) + (", …" if len(meant) > 4 else "")
+    flag = FLAGS[engine].get(name)
+    instead = f"--{flag.name}" if flag is not None else ""
+    return FlagProblem(name, "unknown", "", f"--{name} is ambiguous: it is the beginning of {shown}", instead)
+
+
+def beginnings(engine: str, name: str) -> list[str]:
+    """Return the flags of the newest version whose beginning `name` is; the flag alone where it is one."""
+    known = COMPLETE[engine][1]
+    bare = name.removeprefix("no-")
+    if name in known or bare in known:
+        return [name]
+    return sorted(flag for flag in known if flag.startswith((name, bare)))
 
 
 def _in_no_list(engine: str, version: str, name: str) -> FlagProblem | None:
@@ -303,11 +336,33 @@ def _in_no_list(engine: str, version: str, name: str) -> FlagProblem | None:
     return None
 
 
-def is_listed(engine: str, name: str) -> bool:
-    """Return whether a flag's name (without dashes), or a beginning of it, is in a list of this engine's flags."""
-    known = COMPLETE[engine][1] | FLAGS[engine].keys()
+def is_listed(engine: str, name: str, version: str = "") -> bool:
+    """Return whether a flag (without dashes), or the one whose beginning it is, is known to be in a version.
+
+    Without a version, and near the newest, the list of the newest and the flags that gpuwatch reads are asked. Between
+    an earlier list and the newest one counts what both share, or what a table of versions names.
+    """
     name = name.partition(".")[0].replace("_", "-")
-    return any(each in known or _begins(each, known) for each in (name, name.removeprefix("no-")))
+    bare = name.removeprefix("no-")
+    parsed = parse_version(version)
+    if parsed is None or parsed >= NEAR[engine][0]:
+        known = COMPLETE[engine][1] | FLAGS[engine].keys()
+        return any(each in known or _begins(each, known) for each in (name, bare))
+    meant = {bare, FLAGS[engine][bare].name} if bare in FLAGS[engine] else {bare, *_alone(engine, bare)}
+    return any(_was_in(engine, parsed, each) for each in meant)
+
+
+def _was_in(engine: str, version: Version, name: str) -> bool:
+    since, flags = EARLIER[engine]
+    if version == since and name in flags:
+        return True
+    return available(engine, version, name) or (name in COMPLETE[engine][1] and lasts(engine, version, name))
+
+
+def _alone(engine: str, name: str) -> list[str]:
+    """Return the one flag of the newest version that a name begins; nothing where it begins several."""
+    meant = beginnings(engine, name)
+    return meant if len(meant) == 1 else []
 
 
 def in_full(engine: str, name: str) -> str:

@@ -77,6 +77,35 @@ enable-metrics-for-all-schedulers | 0.4.10- |
 page-size                         | 0.4.4- |
 """
 
+# Flags that gpuwatch does not read, judged by their names alone
+_VLLM_NAMED = """
+cp-kv-cache-interleave-size     | 0.12- |
+dcp-kv-cache-interleave-size    | 0.11.1- |
+device-memory-utilization       | 0.31- | --gpu-memory-utilization
+kv-cache-dtype-skip-layers      | 0.19- |
+kv-cache-metrics-sample         | 0.12- |
+kv-offloading-backend           | 0.11.1- |
+mamba-block-size                | 0.11.1- |
+mamba-cache-dtype               | 0.10.1- |
+mamba-cache-mode                | 0.16- |
+mamba-ssm-cache-dtype           | 0.10.1- |
+max-long-partial-prefills       | 0.7.3-0.26 |
+max-num-active-seqs             | 0.31- |
+max-num-queued-tokens           | 0.29- |
+prefill-schedule-interval       | 0.24- |
+prefix-cache-retention-interval | 0.29- |
+prefix-caching-hash-algo        | 0.8.4- |
+prefix-match-unit               | 0.26- |
+watermark                       | 0.24- |
+"""
+
+_SGLANG_NAMED = """
+attn-cp-size                      | 0.5.9- |
+collect-tokens-histogram          | 0.4.7-0.5.11 |
+cuda-graph-max-bs-prefill         | 0.5.14- |
+enable-kv-cache-sharding          | 0.5.22- |
+"""
+
 # flag | versions | when | what happens | what to set instead (empty: remove it)
 # `when`: any, =VALUE, >NUMBER, <NUMBER, or with:FLAG (another flag is given as well)
 _VLLM_TRAPS = """
@@ -85,6 +114,11 @@ swap-space | 0.2.7-0.10.2 | >16 | it is taken from the host's memory once per GP
 preemption-mode | 0.8.0-0.10.2 | =swap | it has no effect: this engine computes preempted requests again and never swaps |
 cpu-offload-gb | 0.5.3- | >0 | it moves weights, not KV cache, to the host: every step reads them back over PCIe |
 kv-cache-dtype | 0.3.3-0.20 | =nvfp4 | this version takes no such type: it came with 0.21 | fp8
+kv-cache-dtype | 0.3.3-0.8.5 | =int8_per_token_head | this version takes no such type: it came later | fp8
+kv-cache-dtype | 0.3.3-0.8.5 | =int4_per_token_head | this version takes no such type: it came later | fp8
+kv-cache-dtype | 0.3.3-0.8.5 | =fp8_per_token_head | this version takes no such type: it came later | fp8
+kv-cache-dtype | 0.3.3-0.8.5 | =float16 | this version takes no such type: it came later | auto
+kv-cache-dtype | 0.3.3-0.8.5 | =bfloat16 | this version takes no such type: it came later | auto
 gpu-memory-utilization | 0.2.7- | >0.95 | CUDA contexts, communication buffers and the next peak share the few percent that are left | 0.92
 gpu-memory-utilization | 0.10.2- | with:kv-cache-memory-bytes | it has no effect beside --kv-cache-memory-bytes, which fixes the pool |
 scheduler-reserve-full-isl | 0.19- | =false | prompts are admitted when their first chunk fits: near a full pool their prefill is thrown away and repeated | true
@@ -170,14 +204,19 @@ def _read_traps(rows: str) -> tuple[_Trap, ...]:
 
 
 _SPANS = {"vllm": _read_spans(_VLLM_SPANS), "sglang": _read_spans(_SGLANG_SPANS)}
+_NAMED = {"vllm": _read_spans(_VLLM_NAMED), "sglang": _read_spans(_SGLANG_NAMED)}
 _FIRST = {"vllm": parse_version("0.2.7"), "sglang": parse_version("0.2.15")}
 """The first version of each engine that the tables know."""
 _TRAPS = {"vllm": _read_traps(_VLLM_TRAPS), "sglang": _read_traps(_SGLANG_TRAPS)}
 
 
+def _row(engine: str, flag: str) -> _Availability | None:
+    return _SPANS.get(engine, {}).get(flag) or _NAMED.get(engine, {}).get(flag)
+
+
 def unknown_flag(engine: str, version: str, flag: str) -> FlagProblem | None:
     """Return why `version` of `engine` does not have `flag` (without dashes), or None where it does or is not known."""
-    row = _SPANS.get(engine, {}).get(flag)
+    row = _row(engine, flag)
     if row is None:
         return None
     if not row.spans:
@@ -224,7 +263,7 @@ def flag_problems(engine: str, version: str, flags: Mapping[str, Value]) -> tupl
 
 def available(engine: str, version: Version | None, flag: str) -> bool:
     """Return whether `version` has `flag` for certain; False where either is not known."""
-    row = _SPANS.get(engine, {}).get(flag)
+    row = _row(engine, flag)
     return row is not None and version is not None and any(version in span for span in row.spans)
 
 

@@ -8,11 +8,13 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gpuwatch.engines.flag_forms import arity
 from gpuwatch.engines.flag_names import in_full, is_listed, misnamed_flag
 from gpuwatch.engines.flag_versions import flag_problems
 from gpuwatch.engines.flags import FLAGS, flag_facts, parse_flags
 from gpuwatch.engines.sizes import count_of
 from gpuwatch.ledger.beside import draft_name, settings_in
+from gpuwatch.ledger.command_refused import in_digits
 from gpuwatch.ledger.command_values import check_values
 from gpuwatch.ledger.nested import INTO, drafting, folded, moved, nesting_problems, settings_meant
 from gpuwatch.ledger.uncounted import not_counted
@@ -105,7 +107,7 @@ class Command:
         notes = not_counted(self.engine, self.flags, draft=draft)
         names = list(dict.fromkeys(filter(None, map(_long_name, self.arguments))))
         faulty = {problem.flag for problem in self.problems(version)}
-        unknown = [name for name in names if name not in faulty and not is_listed(self.engine, name)]
+        unknown = [name for name in names if name not in faulty and not is_listed(self.engine, name, version)]
         if unknown:
             shown = ", ".join(f"--{name[:60]}" for name in unknown[:5]) + (", …" if len(unknown) > 5 else "")
             notes.append(f"not checked, as not all flags of {self.engine} {version} are listed here: {shown}")
@@ -189,9 +191,9 @@ def read_command(engine: str, arguments: Sequence[str]) -> Command:
 
 
 def in_full_words(engine: str, arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the beginnings of long options, which argparse takes, in full."""
-    words = []
-    for word in arguments:
+    """Return the arguments with the beginnings of long options, which argparse takes, in full, and counts in digits."""
+    words: list[str] = []
+    for word in in_digits(engine, arguments):
         name, full = _long_name(word), ""
         if name and "." not in word.partition("=")[0]:
             full = in_full(engine, name)
@@ -216,9 +218,10 @@ def repaired(command: Command, problems: Sequence[FlagProblem], more: Mapping[st
     arguments = command.arguments
     while at < len(arguments):
         flag, length = _flag_at(command.engine, arguments, at)
-        if length == 2 and flag in changes and flag not in FLAGS[command.engine] and arguments[at + 1] == command.model:
-            length = 1  # a switch that nobody knows, and the model behind it
         part = list(arguments[at : at + length])
+        if flag in changes and flag not in FLAGS[command.engine] and command.model in part[1:]:
+            part = part[: part.index(command.model, 1)]  # a switch that nobody knows, and the model behind it
+        length = len(part)
         at += length
         if at == length == 1 and "model-path" in changes and not flag and part[0] == command.model:
             continue  # the model goes behind its flag
@@ -228,8 +231,10 @@ def repaired(command: Command, problems: Sequence[FlagProblem], more: Mapping[st
                 words += [f"--{flag}", value]
         elif flag in gone or flag in set_anew:
             continue  # the last one wins, and there is one by now
-        elif flag in renamed:
-            words += _renamed(part, renamed[flag], {*set_anew, *command.flags})
+        elif flag in renamed or _long_name(part[0]) in renamed:
+            name = renamed.get(flag) or renamed[_long_name(part[0])]
+            given = {*set_anew, *command.flags} if flag != name else set_anew
+            words += _renamed(part, name, given)
         else:
             words += part
     words += [word for flag, value in changes.items() if value is not None for word in (f"--{flag}", value)]
@@ -293,11 +298,17 @@ def _flag_at(engine: str, arguments: Sequence[str], at: int) -> tuple[str, int]:
     name, equals, _ = word.partition("=")
     spelling = in_full(engine, _long_name(word)) or name
     flag = FLAGS[engine].get(spelling)
-    following = arguments[at + 1] if at + 1 < len(arguments) else ""
-    takes = not equals and following and (not following.startswith("-") or following[1:2].isdigit())
-    if flag is not None and flag.kind == "bool":
-        takes = not equals and following.lower() in ("true", "false")
-    return (flag.name if flag is not None else spelling), 2 if takes else 1
+    values = [] if equals else [*itertools.takewhile(_is_value, arguments[at + 1 :])]
+    takes = "none" if flag is not None and flag.kind == "bool" else arity(engine, spelling)
+    if takes == "none":
+        values = values[:1] if values and values[0].lower() in ("true", "false") else []
+    elif takes == "one":
+        values = values[:1]
+    return (flag.name if flag is not None else spelling), 1 + len(values)
+
+
+def _is_value(word: str) -> bool:
+    return bool(word) and (not word.startswith("-") or word[1:2].isdigit())
 
 
 def _value_of(engine: str, arguments: Sequence[str], name: str) -> str | None:
@@ -307,7 +318,7 @@ def _value_of(engine: str, arguments: Sequence[str], name: str) -> str | None:
         flag, length = _flag_at(engine, arguments, at)
         if name in (flag, _long_name(arguments[at])):
             _, equals, value = arguments[at].partition("=")
-            found = arguments[at + 1] if length == 2 else value if equals else None  # words
+            found = arguments[at + 1] if length > 1 else value if equals else None  # words
         at += length
     return found
 

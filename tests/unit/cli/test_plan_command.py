@@ -244,10 +244,18 @@ def test_drafted_tokens_take_states_of_their_own(capsys):
     assert drafting["per_gpu"][0]["components"]["kv_cache"] == (29 + 3 * 4 + 1) * 12 * 288 * 1024
 
 
-def test_a_length_left_to_a_vllm_that_cannot_choose_it_is_said(capsys, llama):
-    command = f"vllm serve {llama} --max-model-len auto"
+@pytest.mark.parametrize("asked", ["auto", "-1"])
+def test_a_length_left_to_a_vllm_that_cannot_choose_it_is_replaced_by_the_longest_that_its_pool_holds(
+    capsys, llama, asked
+):
+    command = f"vllm serve {llama} --max-model-len {asked}"
     _, plan = planned(capsys, "--from-command", command, "--engine-version", "0.12.0")
-    assert "vLLM before 0.14.0 has no --max-model-len auto" in plan["notes"]
+    (problem,) = plan["flags"]
+    assert problem["problem"] == f"vLLM before 0.14.0 takes a number, not {asked}: the engine will not start"
+    assert problem["replacement"] == "--max-model-len 131072"
+    assert plan["command"] == f"vllm serve {llama} --max-model-len 131072"
+    _, newer = planned(capsys, "--from-command", command, "--engine-version", "0.14.0")
+    assert newer["flags"] == []
 
 
 def test_a_draft_model_that_is_known_is_counted(capsys, llama):

@@ -192,3 +192,82 @@ def test_a_value_that_the_other_flag_does_not_take_is_not_carried_over(capsys, v
     assert (code, plan["command"]) == (0, repaired.format(MODEL))
     (fault,) = plan["flags"]
     assert ("cannot be carried over" in fault["problem"]) == (fault["replacement"] is None)
+
+
+MANIFESTS = {
+    "a shell's line": (
+        'image: vllm/vllm-openai:v0.8.5\ncommand: ["/bin/sh", "-c"]\nargs: ["vllm serve x --enable-reasoning"]',
+        "0.8.5",
+    ),
+    "an entry point": (
+        "services:\n  x:\n    image: vllm/vllm-openai:v0.9.1\n    entrypoint: [vllm, serve]\n    command: [x]",
+        "0.9.1",
+    ),
+    "an interpreter": (
+        "image: lmsysorg/sglang:v0.5.3\ncommand: [python3]\nargs: [-m, sglang.launch_server, --model-path, x]",
+        "0.5.3",
+    ),
+    "an image without a version": ("image: my/vllm:latest\nentrypoint: [vllm]\ncommand: [serve, x]", ""),
+}
+
+
+@pytest.mark.parametrize(("text", "version"), MANIFESTS.values(), ids=MANIFESTS)
+def test_the_image_of_a_container_says_the_version_whatever_its_command_starts(text, version):
+    assert read_launch(text).image == version
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        "environment:\n  - VLLM_ALLOW_LONG_MAX_MODEL_LEN=1",
+        'environment:\n  VLLM_ALLOW_LONG_MAX_MODEL_LEN: "1"',
+        'env:\n  - name: VLLM_ALLOW_LONG_MAX_MODEL_LEN\n    value: "1"\n  - name: A\n    valueFrom: {b: c}',
+    ],
+)
+def test_variables_beside_the_command_of_a_container_are_read(capsys, variables):
+    rest = f"command: [--model, {MODEL}, --max-model-len, '131072', --swap-space, '4']\n"
+    text = f"image: vllm/vllm-openai:v0.33.0\n{rest}"
+    refused = planned(capsys, text)[1]
+    taken = planned(capsys, f"{text}{variables}")[1]
+    assert [flag["flag"] for flag in refused["flags"]] == ["--swap-space", "--max-model-len"]
+    assert [flag["flag"] for flag in taken["flags"]] == ["--swap-space"]
+    apart = "the repaired command is shown without the image and the variables beside it, which stay"
+    assert apart in taken["notes"]
+    assert apart not in refused["notes"]
+
+
+def test_variables_in_forms_that_no_container_has_are_passed_over():
+    text = "image: 5\nenv: 7\nenvironment: [1, {a: b}, {name: [1], value: x}]\ncommand: vllm serve x"
+    assert read_launch(text).command.arguments == ("x",)
+
+
+@pytest.mark.parametrize("end", ["\\", "`", "^"])
+def test_a_line_goes_on_as_shells_powershell_and_cmd_have_it(end):
+    text = f"vllm serve x {end}\n  --max-model-len 4096 {end}\n  --enforce-eager"
+    assert read_launch(text).command.arguments == ("x", "--max-model-len", "4096", "--enforce-eager")
+
+
+def test_a_refused_form_is_reported_counted_as_meant_and_repaired(capsys):
+    told = f"vllm serve {MODEL} --max-num-seqs 1k stray --enable-prefix-caching False"
+    _, plan = planned(capsys, told)
+    assert [(flag["flag"], flag["replacement"]) for flag in plan["flags"]] == [
+        ("--max-num-seqs", "--max-num-seqs 1000"),
+        ("--enable-prefix-caching", "--no-enable-prefix-caching"),
+    ]
+    assert plan["command"] == f"vllm serve {MODEL} --max-num-seqs 1000 --no-enable-prefix-caching"
+    assert "vLLM refuses words that belong to no flag; the repaired command leaves them out: 'stray'" in plan["notes"]
+    _, again = planned(capsys, plan["command"])
+    assert again["flags"] == []
+    assert again["kv"] == plan["kv"]
+
+
+def test_an_ambiguous_name_is_repaired_with_all_of_its_words(capsys):
+    told = f"python -m sglang.launch_server --model-path {MODEL} --cuda-graph-bs 1 2 4 --pp 1"
+    _, plan = planned(capsys, told)
+    assert plan["command"] == f"python -m sglang.launch_server --model-path {MODEL} --pp-size 1"
+
+
+def test_an_alias_of_a_later_version_takes_the_name_that_lasts(capsys):
+    told = f"vllm serve {MODEL} --device-memory-utilization 0.8"
+    _, plan = planned(capsys, told, "--engine-version", "0.30.0")
+    assert plan["command"] == f"vllm serve {MODEL} --gpu-memory-utilization 0.8"

@@ -121,6 +121,96 @@ def test_a_flag_that_a_version_does_not_have_is_named_with_what_takes_its_place(
 
 
 @pytest.mark.parametrize(
+    ("engine", "last_without", "first_with", "flag"),
+    [
+        ("vllm", "0.30.0", "0.31.0", "max-num-active-seqs"),
+        ("vllm", "0.28.0", "0.29.0", "max-num-queued-tokens"),
+        ("vllm", "0.23.0", "0.24.0", "prefill-schedule-interval"),
+        ("vllm", "0.23.0", "0.24.0", "watermark"),
+        ("vllm", "0.18.0", "0.19.0", "kv-cache-dtype-skip-layers"),
+        ("vllm", "0.25.0", "0.26.0", "prefix-match-unit"),
+        ("vllm", "0.28.0", "0.29.0", "prefix-cache-retention-interval"),
+        ("vllm", "0.8.3", "0.8.4", "prefix-caching-hash-algo"),
+        ("vllm", "0.11.0", "0.11.1", "dcp-kv-cache-interleave-size"),
+        ("vllm", "0.11.2", "0.12.0", "cp-kv-cache-interleave-size"),
+        ("vllm", "0.10.0", "0.10.1", "mamba-cache-dtype"),
+        ("vllm", "0.11.0", "0.11.1", "mamba-block-size"),
+        ("vllm", "0.15.0", "0.16.0", "mamba-cache-mode"),
+        ("vllm", "0.11.2", "0.12.0", "kv-cache-metrics-sample"),
+        ("vllm", "0.30.0", "0.31.0", "device-memory-utilization"),
+        ("vllm", "0.6.4", "0.6.5", "kv-transfer-config"),
+        ("vllm", "0.27.0", "0.26.0", "max-long-partial-prefills"),
+        ("sglang", "0.5.8", "0.5.9", "attn-cp-size"),
+        ("sglang", "0.5.21", "0.5.22", "enable-kv-cache-sharding"),
+        ("sglang", "0.5.13", "0.5.11", "collect-tokens-histogram"),
+    ],
+)
+def test_a_flag_is_told_from_one_of_another_version_by_its_name_alone(engine, last_without, first_with, flag):
+    problem = misnamed_flag(engine, last_without, flag)
+    assert problem is not None
+    assert f"does not have --{flag}" in problem.text
+    assert misnamed_flag(engine, first_with, flag) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "flag", "known"),
+    [
+        ("vllm", "0.8.5", "reasoning-parser", True),  # in 0.8.4 and in 0.32
+        ("vllm", "0.6.3", "reasoning-parser", False),
+        ("vllm", "0.6.3", "served-model-name", True),
+        ("vllm", "0.8.5", "enable-log-requests", False),
+        ("vllm", "0.33.0", "enable-log-requests", True),
+        ("vllm", "0.8.5", "device", False),  # a flag of that version, and the beginning of two of today
+        ("vllm", "0.11.0", "tensor-par", True),
+        ("vllm", "0.11.0", "no-enable-prefix-caching", True),
+        ("sglang", "0.4.6", "enable-ep-moe", True),
+        ("sglang", "0.4.9", "enable-ep-moe", False),
+        ("sglang", "0.4.6", "enable-lora", False),  # 0.4.6.post5 may have it
+        ("sglang", "0.5.3", "tp", True),
+    ],
+)
+def test_a_name_counts_as_listed_only_in_versions_that_are_known_to_have_it(engine, version, flag, known):
+    assert is_listed(engine, flag, version) is known
+
+
+@pytest.mark.parametrize("flag", ["pp-size", "pp", "enable-lora", "max-queued-requests", "moe-a2a-backend"])
+def test_what_an_earlier_list_of_sglang_does_not_have_is_no_flag_of_still_earlier_versions(flag):
+    problem = misnamed_flag("sglang", "0.4.5", flag)
+    assert problem is not None
+    assert problem.text == f"SGLang 0.4.5 does not have --{flag}, which came with a later version"
+    assert misnamed_flag("sglang", "0.4.6", flag) is None
+    assert misnamed_flag("sglang", "0.4.5", "tp") is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "flag", "instead"),
+    [
+        ("vllm", "0.32.0", "max-num", ""),
+        ("vllm", "0.32.0", "data-parallel", ""),
+        ("vllm", "0.32.0", "device", ""),
+        ("sglang", "0.5.23", "pp", "--pp-size"),
+        ("sglang", "0.5.23", "context", ""),
+        ("sglang", "0.5.23", "cuda-graph-bs", ""),
+        ("sglang", "0.5.23", "speculative-draft", ""),
+        ("sglang", "0.5.23", "disable-flashinfer", ""),
+    ],
+)
+def test_the_beginning_of_several_flags_is_ambiguous(engine, version, flag, instead):
+    problem = misnamed_flag(engine, version, flag)
+    assert problem is not None
+    assert problem.text.startswith(f"--{flag} is ambiguous: it is the beginning of --{flag}-")
+    assert problem.instead == instead
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag"),
+    [("vllm", "max-num-se"), ("vllm", "tensor"), ("sglang", "tp"), ("sglang", "dp"), ("sglang", "ep")],
+)
+def test_the_beginning_of_one_flag_is_taken(engine, flag):
+    assert misnamed_flag(engine, {"vllm": "0.32.0", "sglang": "0.5.23"}[engine], flag) is None
+
+
+@pytest.mark.parametrize(
     ("engine", "version", "flag"),
     [
         ("vllm", "0.17.1", "swap-space"),
