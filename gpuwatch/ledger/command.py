@@ -14,7 +14,7 @@ from gpuwatch.engines.flag_versions import flag_problems
 from gpuwatch.engines.flags import FLAGS, flag_facts, parse_flags
 from gpuwatch.engines.sizes import count_of
 from gpuwatch.ledger.beside import draft_name, settings_in
-from gpuwatch.ledger.command_refused import in_digits
+from gpuwatch.ledger.command_refused import in_digits, is_undated_type
 from gpuwatch.ledger.command_values import check_values
 from gpuwatch.ledger.nested import INTO, drafting, folded, moved, nesting_problems, settings_meant
 from gpuwatch.ledger.uncounted import not_counted
@@ -107,6 +107,8 @@ class Command:
         notes = not_counted(self.engine, self.flags, draft=draft)
         names = list(dict.fromkeys(filter(None, map(_long_name, self.arguments))))
         faulty = {problem.flag for problem in self.problems(version)}
+        if is_undated_type(self.engine, version, self.kv_dtype) and "kv-cache-dtype" not in faulty:
+            notes.append(f"not checked: whether {self.engine} {version} takes --kv-cache-dtype {self.kv_dtype}")
         unknown = [name for name in names if name not in faulty and not is_listed(self.engine, name, version)]
         if unknown:
             shown = ", ".join(f"--{name[:60]}" for name in unknown[:5]) + (", …" if len(unknown) > 5 else "")

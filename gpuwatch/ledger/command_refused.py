@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.engines.flag_names import NEAR, in_full
 from gpuwatch.engines.flags import FLAGS
 from gpuwatch.engines.sizes import count_of
+from gpuwatch.engines.version import parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _TYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 _MEANT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_LASTING_TYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4")
+"""KV types that vLLM 0.8.4 had, and one whose first version is known (`engines.flag_versions`)."""
 _RANKS = (8, 16, 32, 64, 128, 256)
 """Ranks of adapters that every version of vLLM takes."""
 _MORE_RANKS = (1, 320, 512)
@@ -65,6 +68,13 @@ def refused_value(engine: str, version: Version, name: str, value: str) -> tuple
     if engine == "sglang" and listed and name == "quantization" and value not in _SGLANG_METHODS.split():
         raise ValueError(f"--quantization is {value[:40]!r}; allowed: {', '.join(_SGLANG_METHODS.split())}")
     return _count(engine, version, name, value)
+
+
+def is_undated_type(engine: str, version: str, kv_type: str) -> bool:
+    """Return whether vLLM's KV type is one that the newest version has, and nobody knows since when."""
+    parsed = parse_version(version)
+    old = parsed is not None and parsed < NEAR[engine][0]
+    return engine == "vllm" and old and kv_type not in _LASTING_TYPES
 
 
 def in_digits(engine: str, arguments: Sequence[str]) -> list[str]:

@@ -204,7 +204,16 @@ def test_the_beginning_of_several_flags_is_ambiguous(engine, version, flag, inst
 
 @pytest.mark.parametrize(
     ("engine", "flag"),
-    [("vllm", "max-num-se"), ("vllm", "tensor"), ("sglang", "tp"), ("sglang", "dp"), ("sglang", "ep")],
+    [
+        ("vllm", "max-num-se"),
+        ("vllm", "tensor"),
+        ("vllm", "no-enable-mfu-metr"),
+        ("vllm", "no-kv-cache-metr"),
+        ("sglang", "tp"),
+        ("sglang", "dp"),
+        ("sglang", "ep"),
+        ("sglang", "no-mm-enable-dp-encode"),
+    ],
 )
 def test_the_beginning_of_one_flag_is_taken(engine, flag):
     assert misnamed_flag(engine, {"vllm": "0.32.0", "sglang": "0.5.23"}[engine], flag) is None
@@ -292,3 +301,13 @@ def test_every_flag_of_the_tables_is_read_from_command_lines_too(engine):
 
 def test_values_are_shown_as_they_are_typed():
     assert [show(value) for value in (True, False, 0.9, 16, "auto")] == ["true", "false", "0.9", "16", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "flag"),
+    [("vllm", "0.32.0", "no-headless"), ("vllm", "0.32.0", "no-seed"), ("sglang", "0.5.23", "no-enable-metrics")],
+)
+def test_a_flag_without_a_form_that_turns_it_off_is_not_turned_off(engine, version, flag):
+    problem = misnamed_flag(engine, version, flag)
+    assert problem is not None
+    assert f"has no --{flag}" in problem.text

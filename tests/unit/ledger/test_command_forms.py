@@ -150,3 +150,17 @@ def test_sglangs_own_suffixes_are_read_as_it_reads_them():
 )
 def test_flags_take_as_many_words_as_their_parser_says(engine, flag, words):
     assert arity(engine, flag) == words
+
+
+@pytest.mark.parametrize(
+    ("version", "kv_type", "noted"),
+    [("0.20.0", "int8_per_token_head", True), ("0.32.0", "int8_per_token_head", False), ("0.20.0", "fp8", False)],
+)
+def test_a_kv_type_whose_first_version_nobody_knows_is_not_checked(version, kv_type, noted):
+    notes = read_command("vllm", ["m", "--kv-cache-dtype", kv_type]).unread(version)
+    assert notes == ([f"not checked: whether vllm {version} takes --kv-cache-dtype {kv_type}"] if noted else [])
+
+
+def test_a_kv_type_that_is_newer_than_the_version_is_replaced():
+    (problem,) = read_command("vllm", ["m", "--kv-cache-dtype", "int8_per_token_head"]).problems("0.8.5")
+    assert (problem.flag, problem.proposed) == ("kv-cache-dtype", "fp8")
