@@ -124,7 +124,7 @@ def _counted(problems: Sequence[FlagProblem]) -> list[str]:
     """Say in which way the figures are those of a command with faults."""
     notes = []
     if any(problem.kind == "unknown" for problem in problems):
-        notes.append("the figures are for the command with the names of its flags repaired")
+        notes.append("the figures are for the command with the names and forms of its flags repaired")
     counting = [problem for problem in problems if problem.kind == "risky" and not problem.text.startswith(_NO_EFFECT)]
     risky = ", ".join(f"--{problem.flag}" for problem in counting)
     if risky:

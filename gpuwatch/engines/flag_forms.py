@@ -1,6 +1,7 @@
 """How many words each launch flag takes, as the argument parsers of vLLM and SGLang count them.
 
-The switches of earlier versions are switches there as well, but for those that took ``True`` and ``False`` as words (``StoreBoolean`` in vLLM 0.8.4's ``engine/arg_utils.py``).
+The switches of earlier versions are switches there as well, but for those that took ``True`` and ``False`` as words
+(``StoreBoolean`` in vLLM 0.8.4's ``engine/arg_utils.py``).
 """
 
 from __future__ import annotations

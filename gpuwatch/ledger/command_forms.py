@@ -24,8 +24,8 @@ _TRUTH = {"true": True, "false": False}
 _MODELS = ("model", "model-path")
 _TO_BE_FILLED = ("$", "{{", "...", "…", "`", "<", "[")
 """What a shell, a template or a reader puts other words in place of."""
-_ENDS_OF_LINES = ("`", "^", "\\")
-"""How PowerShell, cmd and a shell go on in the next line; a word of its own where a space stands behind it."""
+_GOES_ON = "`"
+"""How a line of PowerShell goes on: a word of its own where the next line was joined to it."""
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ def _values(arguments: Sequence[str], at: int) -> list[str]:
 
 
 def _stands_for_others(word: str) -> bool:
-    return not word.strip() or word in _ENDS_OF_LINES or any(sign in word for sign in _TO_BE_FILLED)
+    return not word or (word != _GOES_ON and any(sign in word for sign in _TO_BE_FILLED))
 
 
 def _name(engine: str, word: str) -> str:

@@ -11,9 +11,10 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from gpuwatch.engines.flag_names import NEAR, in_full
+from gpuwatch.engines.flag_versions import unknown_flag
 from gpuwatch.engines.flags import FLAGS
 from gpuwatch.engines.sizes import count_of
-from gpuwatch.engines.version import parse_version
+from gpuwatch.engines.version import parse_version, show_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,9 +109,10 @@ def _rank(value: str) -> tuple[str, str] | None:
     if number is None or number in _RANKS or number in _MORE_RANKS:
         return None
     larger = next((rank for rank in (*_RANKS, *_MORE_RANKS) if rank >= number), None)
+    allowed = ", ".join(map(str, sorted((*_RANKS, *_MORE_RANKS))))
     if larger is None:
-        return None
-    return f"it takes {', '.join(map(str, sorted((*_RANKS, *_MORE_RANKS))))}, not {number}", str(larger)
+        raise ValueError(f"--max-lora-rank is {number}; allowed: {allowed}")
+    return f"it takes {allowed}, not {number}", str(larger)
 
 
 def _count(engine: str, version: Version, name: str, value: str) -> tuple[str, str] | None:
@@ -119,6 +121,8 @@ def _count(engine: str, version: Version, name: str, value: str) -> tuple[str, s
     number = count_of(value)
     if flag is None or flag.kind != "int" or number is None or _DIGITS.fullmatch(value):
         return None
+    if unknown_flag(engine, show_version(version), name) is not None:
+        return None  # which is what is wrong
     last, names = _PLAIN_TO[engine]
     if name not in _SUFFIXED[engine] or (version <= last and name in names):
         return f"it takes a number in plain digits, not {value[:40]!r}", str(number)

@@ -68,7 +68,7 @@ def test_figures_are_those_of_the_command_that_is_printed(capsys, llama):
     _, plan = planned(capsys, "--from-command", f"vllm serve {llama} --tensor-parallel-sise 2 --max-model-len 4096")
     assert plan["command"] == f"vllm serve {llama} --tensor-parallel-size 2 --max-model-len 4096"
     assert (len(plan["per_gpu"]), plan["models"][0]["tp"]) == (2, 2)
-    assert "the figures are for the command with the names of its flags repaired" in plan["notes"]
+    assert "the figures are for the command with the names and forms of its flags repaired" in plan["notes"]
 
 
 def test_a_risky_value_is_counted_as_given_and_said(capsys, llama):

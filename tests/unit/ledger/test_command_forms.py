@@ -101,6 +101,15 @@ def test_a_method_of_quantisation_that_sglang_does_not_have_is_refused_with_thos
         formed("sglang", "--quantization int4")
 
 
+def test_a_rank_beyond_all_is_refused_with_those_that_there_are():
+    with pytest.raises(ValueError, match=r"--max-lora-rank is 999; allowed: 1, 8, .*320, 512$"):
+        formed("vllm", "m --max-lora-rank 999")
+
+
+def test_the_count_of_a_flag_that_the_version_does_not_have_is_not_judged():
+    assert formed("vllm", "m --chunked-prefill-size 1k")[1] == []
+
+
 def test_names_of_sglangs_flags_have_no_underscores():
     words, flags, _ = formed("sglang", "--model_path m --mem_fraction_static=0.8 --tp-size=2 --trust_remote_code")
     assert words == "--model-path m --mem-fraction-static=0.8 --tp-size=2 --trust-remote-code"
@@ -116,6 +125,7 @@ def test_names_of_sglangs_flags_have_no_underscores():
         ("--model m stray -tp 2 words", "--model m -tp 2", ["stray", "words"]),
         ("--port 8000 m", "m --port 8000", []),
         ("--enforce-eager m stray", "m --enforce-eager", ["stray"]),
+        ("m ' ' --seed 4 ` --enforce-eager ^", "m --seed 4 --enforce-eager", [" ", "`", "^"]),
     ],
 )  # fmt: skip
 def test_words_that_belong_to_no_flag_are_told_from_the_model(text, words, loose):
