@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpuwatch.engines.catalog import PRIORITY, SAMPLES
-from gpuwatch.model import NAME, series
+from gpuwatch.model import NAME, name_of, series
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 MAX_SERIES = 15_000
 """Series of one page that are kept. A rank of vLLM has about 440, of which 60 are not buckets of histograms."""
+
+MOST_SHARE = 1.1
+"""A ratio beyond it is none: another unit, or a damaged page. What exceeds 1 by less is two gauges read apart."""
 
 _PARALLEL = ("tp_rank", "pp_rank", "moe_ep_rank")
 _FOLDED = frozenset(
@@ -71,13 +74,14 @@ class Plan:
     _template: NDArray[np.float64]
     _formulas: tuple[Formula, ...]
     _export: NDArray[np.intp]
+    _most: NDArray[np.float64]
     _subsets: dict[bytes, tuple[Labels, ...]] = field(default_factory=dict)
 
     def apply(self, values: NDArray[np.float64]) -> tuple[tuple[Labels, ...], NDArray[np.float64]]:
         """Return our series and their values for the `values` of a page.
 
-        A negative, infinite or NaN reading is absent (vLLM V0 reports a hit rate of -1 where caching is off). The
-        series are the same object as long as the same ones are present.
+        A negative, infinite or NaN reading is absent (vLLM V0 reports a hit rate of -1 where caching is off), and so is
+        a ratio that is none. The series are the same object as long as the same ones are present.
         """
         out = self._template.copy()
         gauges, folded = len(self._maximum_starts), len(self._factor)
@@ -87,10 +91,11 @@ class Plan:
             if folded > gauges:
                 out[gauges:folded] = np.add.reduceat(values[self._total], self._total_starts)
             out[:folded] = out[:folded] * self._factor + self._offset
+            out[out > self._most] = np.nan  # before anything is computed from it
         for formula in self._formulas:
             out[formula.slot] = _computed(formula.function, [float(out[slot]) for slot in formula.inputs])
         shown = out[self._export]
-        good = np.isfinite(shown) & (shown >= 0)
+        good = np.isfinite(shown) & (shown >= 0) & (shown <= self._most[self._export])
         if good.all():
             return self.keys, shown
         mask = good.tobytes()
@@ -229,6 +234,7 @@ class PlanBuilder:
             _template=template,
             _formulas=tuple(formulas),
             _export=np.array([slot[key] for key in kept], np.intp),
+            _most=np.array([MOST_SHARE if name_of(key).endswith("_ratio") else np.inf for key in order]),
         )
 
     def _running_rows(self) -> list[dict[str, str]]:

@@ -419,6 +419,14 @@ def test_nan_on_the_page_is_absent():
     assert "requests_running" in names(found)
 
 
+@pytest.mark.parametrize(("reading", "kept"), [("1.0000001", True), ("37.5", False), ("1e300", False), ("-0.1", False)])
+def test_a_reading_that_is_no_share_is_absent_with_what_follows_from_it(reading, kept):
+    found, _ = convert(v1(new=reading))
+    assert ("kv_cache_usage_ratio" in names(found)) == kept
+    assert kept or "kv_cache_free_tokens" not in names(found)
+    assert "requests_running" in names(found)
+
+
 def test_free_tokens_of_a_pool_of_unknown_size_are_unknown():
     assert vllm.free_tokens(0.5, vllm.CacheConfig(), null_block=True) is None
 
