@@ -11,7 +11,7 @@ import numpy as np
 from gpuwatch.model import Reason, SourceError
 from gpuwatch.promql.values import PromQLError, RangeSeries, Vector
 from gpuwatch.sources.api_client import ApiClient
-from gpuwatch.sources.engine.http import show_url
+from gpuwatch.sources.engine.http import show_url, tls_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -140,7 +140,8 @@ class RemoteQuerier:
             answer = json.loads(reply.body)
         except (ValueError, RecursionError):
             reason = reason if reply.status >= 400 else Reason.NOT_METRICS
-            raise RemoteError(reason, f"{where}: HTTP {reply.status} with {_no_json(reply)}") from None
+            hint = tls_hint(reply.status, reply.body)
+            raise RemoteError(reason, f"{where}: HTTP {reply.status} with {_no_json(reply)}{hint}") from None
         if not isinstance(answer, dict) or "status" not in answer:
             raise RemoteError(reason, f"{where}: HTTP {reply.status} without a Prometheus answer")
         if answer["status"] != "success":

@@ -253,6 +253,14 @@ def explain_failure(error: Exception, url: str, timeout: float, *, answered: boo
     return SourceError(Reason.FAILED, f"{where} cannot be read: {type(error).__name__}")
 
 
+def tls_hint(status: int, body: bytes) -> str:
+    """Return the question whether it is https, where a server says that plain HTTP reached its TLS port.
+
+    Go, nginx and Apache answer such a request with 400 and a text that names HTTPS.
+    """
+    return "; is it https://?" if status == 400 and b"https" in body[:4096].lower() else ""
+
+
 def _find(
     error: BaseException | None,
     kinds: tuple[type[BaseException], ...],

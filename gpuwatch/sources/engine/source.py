@@ -14,7 +14,7 @@ from gpuwatch.model import Absence, Batch, Fact, Reason, SourceError, series
 from gpuwatch.sources.engine.about import About
 from gpuwatch.sources.engine.connect import proxies_for
 from gpuwatch.sources.engine.exposition import ExpositionParser
-from gpuwatch.sources.engine.http import Client, show_size, show_url
+from gpuwatch.sources.engine.http import Client, show_size, show_url, tls_hint
 from gpuwatch.sources.engine.restart import RestartWatch
 
 if TYPE_CHECKING:
@@ -178,7 +178,8 @@ class EngineSource:
             hint = "vLLM has it by default; SGLang needs --enable-metrics"
             raise SourceError(Reason.NOT_FOUND, f"no {engine.path} at {show_url(engine.url)} (HTTP 404); {hint}")
         if answer.status != 200:
-            raise SourceError(Reason.FAILED, f"HTTP {answer.status} from {show_url(url)}")
+            hint = tls_hint(answer.status, answer.body)
+            raise SourceError(Reason.FAILED, f"HTTP {answer.status} from {show_url(url)}{hint}")
         if answer.body.count(b"\n") > MAX_LINES:
             raise SourceError(Reason.TOO_LARGE, f"{show_url(url)} has more than {MAX_LINES:,} lines; not read")
         self._refuse_other(answer)

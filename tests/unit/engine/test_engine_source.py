@@ -18,7 +18,7 @@ import pytest
 from gpuwatch.clock import ManualClock, SystemClock
 from gpuwatch.model import Reason, SourceError, label, name_of, series
 from gpuwatch.sources.engine.connect import proxies_for
-from gpuwatch.sources.engine.http import Client, explain_failure
+from gpuwatch.sources.engine.http import Client, explain_failure, tls_hint
 from gpuwatch.sources.engine.source import EngineSource, EngineTarget
 
 TINY = (
@@ -381,6 +381,20 @@ def test_https_to_a_plain_server_is_said(site, source):
 
 def test_http_to_a_tls_server_is_said(tls_site, source):
     failed(source(tls_site.url.replace("https", "http")).poll(), Reason.FAILED, "is it https://?")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"Client sent an HTTP request to an HTTPS server.\n",
+        b"<html><head><title>400 The plain HTTP request was sent to HTTPS port</title></head></html>",
+        b"Instead use the HTTPS scheme to access this URL, please.<br />",
+    ],
+    ids=["Go", "nginx", "Apache"],
+)
+def test_a_server_that_answers_plain_http_on_its_tls_port_is_understood(said):
+    assert tls_hint(400, said) == "; is it https://?"
+    assert tls_hint(404, said) == tls_hint(400, b"bad request") == ""
 
 
 def test_a_server_that_answered_before_is_not_asked_for_https():

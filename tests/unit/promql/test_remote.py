@@ -129,6 +129,7 @@ def test_the_servers_own_message_is_kept_on_one_line(server, querier):
             (200, "text/html; charset=utf-8", b"<html>log in</html>"),
             "HTTP 200 with text/html; charset=utf-8 instead of",
         ),
+        ((400, "text/plain", b"Client sent an HTTP request to an HTTPS server."), "instead of JSON; is it https://?"),
         ((502, "text/plain", b"bad gateway"), "HTTP 502 with text/plain instead of JSON"),
         (
             (401, "text/plain", b""),
