@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from gpuwatch.cli.plan_ask import models_of
 from gpuwatch.engines.log_text import clean
 from gpuwatch.ledger.kv import scale_share
-from gpuwatch.ledger.plan import PARTS, barely_short, card_of, fraction_needed, pool_flag, start_notes
+from gpuwatch.ledger.plan import PARTS, barely_short, card_of, fraction_needed, start_notes
 from gpuwatch.ledger.pool import LONGEST
+from gpuwatch.ledger.ranks import pool_flag
 from gpuwatch.ledger.shares import shares_needed
 from gpuwatch.ledger.spread import spreads
 from gpuwatch.ledger.starts import obstacles
@@ -270,12 +271,12 @@ def _verdict(plan: Plan, asked: Asked) -> str:
     refused = [no for one in asked.engines for no in refusals(one.model, one.deployment)]
     if plan.verdict in ("fits", "tight") and refused:
         return f"{plan.verdict}, but {refused[0].reason} (see the notes)"
-    if plan.verdict == "tight" and card.total > card.capacity:
-        over = gib(card.total - card.capacity)
-        return f"tight: over by {over} GiB, less than the sum is uncertain by, and the engine's own budget holds it"
     short = [note for found in plan.capacities if barely_short(found) for note in start_notes(found)]
     if plan.verdict == "tight" and short:
         return f"tight: {short[0]}"
+    if plan.verdict == "tight" and card.total > card.capacity:
+        over = gib(card.total - card.capacity)
+        return f"tight: over by {over} GiB, less than the sum is uncertain by, and the engine's own budget holds it"
     if plan.verdict == "does_not_fit" and not reasons and not plan.serves:
         reasons = [note for found in plan.capacities for note in start_notes(found)]
     return f"{_VERDICTS[plan.verdict]}: {reasons[0]}" if reasons else _VERDICTS[plan.verdict]
@@ -376,6 +377,8 @@ def _print_rows(asked: Asked) -> None:
             stands = "does not fit beside the others" if len(asked.engines) > 1 else "more than the card"
         if not row.serves and row.verdict in ("fits", "tight"):
             stands = "fits the card and will not start"
+        elif row.serves and not row.whole:
+            stands += ", and may lack a little"
         print(f"    {stands}: {holds}")
         print(f"    costs: {row.costs}")
     print()

@@ -10,7 +10,8 @@ from gpuwatch.engines.flag_versions import FlagProblem, risky_above, show
 from gpuwatch.engines.version import show_version
 from gpuwatch.ledger.command import stretched
 from gpuwatch.ledger.lengths import allowed_length, too_long
-from gpuwatch.ledger.plan import capacity_of, fewer_ranks, fraction_needed, own_pool, start_notes, starved, verdict_of
+from gpuwatch.ledger.plan import capacity_of, fraction_needed, start_notes, starved, verdict_of
+from gpuwatch.ledger.ranks import fewer_ranks, own_pool
 from gpuwatch.ledger.starts import obstacles
 from gpuwatch.ledger.steps import paged_step, prompt_beyond_step, step_between_pages, too_many_sequences
 

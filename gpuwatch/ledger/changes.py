@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from gpuwatch.engines.flag_versions import flag_problems, risky_above
 from gpuwatch.ledger.kv import element_bytes
 from gpuwatch.ledger.need import Engine, with_weights
-from gpuwatch.ledger.plan import fewer_ranks, fraction_needed, own_pool, pool_flags, possible_tp, retuned
+from gpuwatch.ledger.plan import fraction_needed
+from gpuwatch.ledger.ranks import fewer_ranks, own_pool, pool_flags, possible_tp, retuned
 from gpuwatch.ledger.starts import cut_width, most_sharing, obstacles
 from gpuwatch.ledger.steps import refusals
 from gpuwatch.units import GIB

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -13,12 +12,12 @@ from gpuwatch.ledger.kv import whole_bytes_per_token
 from gpuwatch.ledger.need import GROWTH, Engine
 from gpuwatch.ledger.notes import notes_of
 from gpuwatch.ledger.pool import longest_context, pool_of
-from gpuwatch.ledger.reserve import sglang_fraction
-from gpuwatch.ledger.starts import most_sharing, obstacles
+from gpuwatch.ledger.ranks import at_tp, own_pool, pool_flag, possible_tp
+from gpuwatch.ledger.starts import obstacles
 from gpuwatch.ledger.steps import refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from gpuwatch.ledger.budget import Deployment
 
@@ -156,6 +155,16 @@ def _budgeted(deployment: Deployment) -> tuple[str, ...]:
     return "weights", "kv_cache", "activations", "communication", *graphs, *context
 
 
+def overflows(engines: Sequence[Engine], verdict: Verdict) -> bool:
+    """Return whether a card does not hold its engines, whatever their own budgets say.
+
+    One engine that makes its pool of what its budget leaves is judged by that; a size that was asked for is allocated
+    without a look at the card.
+    """
+    over = card_of(engines).total > engines[0].deployment.capacity
+    return over and (len(engines) > 1 or (verdict == "does_not_fit" and engines[0].deployment.pool_asked))
+
+
 def too_much_asked(engines: Sequence[Engine]) -> bool:
     """Return whether several engines of vLLM were each told a share of the same card, and all are more than it."""
     return len(engines) > 1 and sum(_shares(engines)) > 1
@@ -234,7 +243,7 @@ def make_plan(engines: Sequence[Engine]) -> Plan:
     notes_of_ranks = [note for engine in engines for note in obstacles(engine.model, engine.deployment)]
     notes = list(notes_of_ranks)
     notes += [note for engine in engines for note in notes_of(engine)]
-    serves = not notes_of_ranks and (len(engines) == 1 or card.total <= card.capacity) and not too_much_asked(engines)
+    serves = not notes_of_ranks and not overflows(engines, verdict) and not too_much_asked(engines)
     if verdict != "unknown" and not notes_of_ranks:
         short = [note for found, own in zip(capacities, told, strict=True) if own for note in start_notes(found)]
         certain = [found for found, own in zip(capacities, told, strict=True) if own and not barely_short(found)]
@@ -279,18 +288,6 @@ def _sharing_notes(engines: Sequence[Engine]) -> list[str]:
     ]
 
 
-def pool_flag(deployment: Deployment) -> str:
-    """Return the flag with which the size of the pool was asked for, and its value; empty where none was."""
-    return next(iter(pool_flags(deployment)), "")
-
-
-def pool_flags(deployment: Deployment) -> list[str]:
-    """Return all flags that say the size of the pool, each with its value, the one that counts first."""
-    names = ("num-gpu-blocks-override", "kv-cache-memory-bytes", "max-total-tokens")
-    values = (deployment.blocks_override, deployment.kv_bytes, deployment.max_total_tokens)
-    return [f"--{name} {value:.0f}" for name, value in zip(names, values, strict=True) if value is not None]
-
-
 def start_notes(found: Capacity) -> list[str]:
     """Say what is needed where the card holds a request and the engine's share of it does not."""
     engine = found.engine
@@ -314,6 +311,10 @@ def start_notes(found: Capacity) -> list[str]:
         return [f"{words}: the size of the pool was asked for"]
     if given < needed < 1 and card_of([engine]).total <= engine.deployment.capacity:
         return [f"{words}: it needs {needed:.2f}"]
+    highest = risky_above(engine.deployment.engine, flag[2:])
+    raised = engine.with_deployment(fraction=highest, fraction_told=True)
+    if given < highest and verdict_of([raised]) != "does_not_fit":
+        return [f"{words}: {flag} {highest:g} may be enough, by less than these figures are uncertain by"]
     return [f"{words}: no fraction is enough with all that the engine sets aside"]
 
 
@@ -353,47 +354,3 @@ def starts(engines: Sequence[Engine]) -> bool:
     judged = [engine for engine in engines if len(engines) == 1 or engine.deployment.fraction_asked]
     short = [engine for engine in judged if starved(engine, engines)]
     return all(barely_short(capacity_of(engine, _others(engines, engine))) for engine in short)
-
-
-def own_pool(engine: Engine) -> Engine:
-    """Return the engine with the pool that its card gives it."""
-    deployment = engine.deployment
-    if not deployment.pool_asked:
-        return engine
-    fraction = deployment.idle_fraction or deployment.fraction
-    return engine.with_deployment(kv_bytes=None, blocks_override=None, max_total_tokens=None, fraction=fraction)
-
-
-def at_tp(engine: Engine, tp: int) -> Engine:
-    """Return the engine over `tp` ranks, without pipeline stages and data-parallel groups."""
-    groups = engine.deployment.dp_attention
-    tried = engine.with_deployment(
-        tp=tp, pp=1, pcp=1, dp=1, sharing_dp=1, dp_attention=groups if tp % groups == 0 else 1
-    )
-    dcp = engine.deployment.dcp
-    shared = dcp if tp % dcp == 0 and dcp <= most_sharing(engine.model, tried.deployment) else 1
-    return retuned(tried.with_deployment(dcp=shared), engine)
-
-
-def retuned(changed: Engine, engine: Engine) -> Engine:
-    """Return a changed engine with the fraction that SGLang would choose for it, where `engine` has its own choice."""
-    before, after = engine.deployment, changed.deployment
-    if before.engine != "sglang" or before.fraction_told or before.fraction != sglang_fraction(before, engine.model):
-        return changed
-    return changed.with_deployment(fraction=sglang_fraction(after, changed.model))
-
-
-def fewer_ranks(engine: Engine) -> Iterator[Engine]:
-    """Yield the engine with as many ranks as it has or fewer, the most first, wherever it starts with them."""
-    before = engine.deployment
-    pp = min(before.pp, engine.model.layer_count or before.pp)
-    for tp in range(before.tp, 0, -1):
-        tried = engine.with_deployment(tp=tp, pp=pp)
-        most = min(before.dcp, most_sharing(engine.model, tried.deployment))
-        sharing = (retuned(tried.with_deployment(dcp=dcp), engine) for dcp in range(most, 0, -1))
-        yield from itertools.islice(filter(possible_tp, sharing), 1)
-
-
-def possible_tp(engine: Engine) -> bool:
-    """Return whether the engine starts with its ranks."""
-    return not obstacles(engine.model, engine.deployment)

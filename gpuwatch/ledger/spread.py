@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuwatch.ledger.plan import at_tp, capacity_of, possible_tp, starts, verdict_of
+from gpuwatch.ledger.plan import capacity_of, starts, verdict_of
+from gpuwatch.ledger.ranks import at_tp, possible_tp
 
 if TYPE_CHECKING:
     from gpuwatch.ledger.need import Engine

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.ledger.changes import FREE, HARDWARE, SPEED, Change, changes_of
-from gpuwatch.ledger.plan import capacity_of, card_of, fraction_needed, verdict_of
+from gpuwatch.ledger.lengths import allowed_length
+from gpuwatch.ledger.plan import barely_short, capacity_of, card_of, fraction_needed, overflows, verdict_of
 from gpuwatch.ledger.starts import obstacles
 from gpuwatch.ledger.steps import refusals
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 CONTEXT_STEP = 1024
 SMALL_GAIN = 1.01
+MUCH_LONGER = 1.25
+"""A tight context is proposed beside one that fits where it is this many times as long."""
 
 VERDICTS = {"fits": 0, "tight": 1, "unknown": 2, "does_not_fit": 3}
 """Verdicts, the best first."""
@@ -28,7 +31,7 @@ class Row:
     """What a change buys: the longest request, how many of full length fit, and the verdict.
 
     `serves` is False where the engine, launched like this, holds no request that was asked for, whatever the verdict
-    on the card.
+    on the card; it is True where it lacks less for one than the figures are uncertain by (`barely_short`).
     """
 
     change: str
@@ -40,6 +43,11 @@ class Row:
     verdict: str
     available: bool = True
     serves: bool = True
+
+    @property
+    def whole(self) -> bool:
+        """Whether each pool holds a request of full length."""
+        return self.max_concurrency >= self.engine.deployment.pools
 
 
 def what_if(engine: Engine, others: Sequence[Engine] = ()) -> tuple[Row, ...]:
@@ -70,29 +78,42 @@ def _share(engine: Engine, others: Sequence[Engine]) -> float | None:
 
 
 def _shorter(engine: Engine, base: Row, others: Sequence[Engine], share: float | None) -> Iterator[Change]:
-    """Yield the longest context that fits where the one that was asked for does not."""
+    """Yield the longest context that fits where the one that was asked for does not serve, and a longer tight one."""
     if obstacles(engine.model, engine.deployment):
         return
-    if base.verdict != "does_not_fit" and _serves(base):
+    if base.verdict != "does_not_fit" and base.serves and base.whole:
         return
     asked = engine.deployment.context
-    low = _longest(engine, others, share, ("fits",)) or _longest(engine, others, share, ("fits", "tight"))
-    if low:
-        flag = "--context-length" if engine.deployment.engine == "sglang" else "--max-model-len"
-        length = low * CONTEXT_STEP
+    flag = "--context-length" if engine.deployment.engine == "sglang" else "--max-model-len"
+    fitting = _longest(engine, others, share, ("fits",))
+    tight = _longest(engine, others, share, ("fits", "tight"))
+    lengths = [fitting] if fitting else []
+    if tight > MUCH_LONGER * fitting:
+        lengths.append(tight)
+    for length in lengths:
         costs = "longer requests are refused"
         yield Change(f"{flag} {asked} → {length}", costs, SPEED, engine.with_deployment(context=length))
 
 
 def _longest(engine: Engine, others: Sequence[Engine], share: float | None, verdicts: Sequence[str]) -> int:
-    """Return the longest context, in steps, of which the pool holds a request with one of `verdicts`; 0 for none."""
-    low, high = 0, (engine.deployment.context - 1) // CONTEXT_STEP
+    """Return the longest context of which the pool holds a request with one of `verdicts`; 0 for none.
+
+    It is the longest that the engine takes for the model, or a multiple of `CONTEXT_STEP`.
+    """
+
+    def holds(context: int) -> bool:
+        row = _measure(Change("", "", FREE, engine.with_deployment(context=context)), others, share)
+        return row.verdict in verdicts and row.serves and row.whole
+
+    deployment = engine.deployment
+    allowed = allowed_length(engine.model, deployment.engine, deployment.version)
+    if allowed is not None and allowed < deployment.context and holds(allowed):
+        return allowed
+    low, high = 0, (deployment.context - 1) // CONTEXT_STEP
     while low < high:
         middle = (low + high + 1) // 2
-        tried = engine.with_deployment(context=middle * CONTEXT_STEP)
-        row = _measure(Change("", "", FREE, tried), others, share)
-        low, high = (middle, high) if row.verdict in verdicts and _serves(row) else (low, middle - 1)
-    return low
+        low, high = (middle, high) if holds(middle * CONTEXT_STEP) else (low, middle - 1)
+    return low * CONTEXT_STEP
 
 
 def best_pair(engine: Engine, others: Sequence[Engine] = ()) -> Row | None:
@@ -138,8 +159,8 @@ def on_these_cards(engine: Engine, context: int, *, four_bit_kv: bool = False) -
     pairs = [_measure(pair, ()) for pair in _pairs([change for change, _ in bought])]
     pairs = [row for row in pairs if _more(row, base)]
     unharmed = min((row for row in pairs if row.weight <= 2 * SPEED), key=_worth, default=None)
-    serving = [row for row in pairs if _serves(row)]
-    if unharmed is None or (not _serves(unharmed) and serving):
+    serving = [row for row in pairs if row.whole]
+    if unharmed is None or (not unharmed.whole and serving):
         unharmed = min(serving or pairs, key=lambda row: (row.weight, -row.max_concurrency), default=None)
     rows = sorted((row for _, row in bought), key=_worth)
     return (*rows, unharmed) if unharmed is not None else tuple(rows)
@@ -148,11 +169,6 @@ def on_these_cards(engine: Engine, context: int, *, four_bit_kv: bool = False) -
 def concurrency(engine: Engine, context: int) -> float:
     """Return how many requests of `context` tokens fit into the engine's pool."""
     return capacity_of(engine.with_deployment(context=context)).served
-
-
-def _serves(row: Row) -> bool:
-    """Return whether each pool holds a request of full length."""
-    return row.max_concurrency >= row.engine.deployment.pools
 
 
 def _worth(row: Row) -> tuple[float, int]:
@@ -180,7 +196,10 @@ def _pairs(singles: Sequence[Change]) -> Iterator[Change]:
 
 
 def _order(row: Row) -> int:
-    return VERDICTS[row.verdict if row.serves else "does_not_fit"]
+    """Return the place of a row: one that may lack a little of a request is as good as an unknown one."""
+    if not row.serves:
+        return VERDICTS["does_not_fit"]
+    return VERDICTS[row.verdict] if row.whole else max(VERDICTS["unknown"], VERDICTS[row.verdict])
 
 
 def _gain(row: Row, base: Row) -> float:
@@ -197,8 +216,11 @@ def _measure(change: Change, others: Sequence[Engine], share: float | None = Non
         found = capacity_of(engine.with_deployment(fraction=share, fraction_told=True))
     counted = context + min(change.recent, context)  # as many tokens of the narrow type take the same bytes
     longest = found.max_context
-    verdict = verdict_of([engine.with_deployment(context=counted), *others])
-    holds = verdict != "does_not_fit" if others else found.served * context >= found.pools * counted
+    asked = [engine.with_deployment(context=counted), *others]
+    verdict = verdict_of(asked)
+    holds = verdict != "does_not_fit"
+    if not others and not (holds and barely_short(found)):
+        holds = found.served * context >= found.pools * counted and not overflows(asked, verdict)
     return Row(
         change.change,
         change.costs,

@@ -145,10 +145,11 @@ def test_two_changes_on_the_cards_that_are_there_come_before_more_cards(capsys):
     assert first["serves"]
     assert first["max_concurrency"] >= 1
     for row in plan["what_if"]:
-        assert row["serves"] == (row["max_concurrency"] >= 1)
+        lacking = row["serves"] and row["verdict"] == "tight"  # by less than the figures are uncertain by
+        assert row["serves"] == (row["max_concurrency"] >= 1) or lacking
     main(["plan", "openai/gpt-oss-120b", "--gpu-memory", "79.3"])
     shown = capsys.readouterr().out
-    assert "fits the card and will not start" in shown
+    assert "tight, and may lack a little: longest request 112,304, 0.8 of full length" in shown
     assert "tight: longest request 0" not in shown
 
 

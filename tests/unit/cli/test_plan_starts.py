@@ -49,7 +49,7 @@ def test_no_change_of_memory_serves_a_length_that_is_refused(capsys, llama):
     plan = planned(capsys, llama, "--context", 131_073)
     assert (plan["verdict"], plan["serves"]) == ("fits", False)
     assert [row for row in plan["what_if"] if row["verdict"] == "fits"]
-    assert not [row for row in plan["what_if"] if row["serves"]]
+    assert [row["change"] for row in plan["what_if"] if row["serves"]] == ["--max-model-len 131073 → 131072"]
 
 
 def test_models_that_are_more_than_the_card_serve_nothing_together(capsys, llama):
