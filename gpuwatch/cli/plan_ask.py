@@ -20,6 +20,7 @@ from gpuwatch.ledger.defaults import NEWEST, V1_SINCE, kv_type_followed, with_de
 from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.files import load
 from gpuwatch.ledger.kv import layout
+from gpuwatch.ledger.latent import as_kept
 from gpuwatch.ledger.lengths import default_length
 from gpuwatch.ledger.need import Engine, loaded, quantised, with_weights
 from gpuwatch.ledger.plan import available_bytes
@@ -152,6 +153,7 @@ def _model(
 ) -> tuple[Engine, int, list[str]]:
     """Return one engine, the cards it needs, and what was assumed of it."""
     model, weights = load(name, command.overrides if command is not None else None)
+    model = as_kept(model, kind, version)
     engine, count = _engine(args, command, kind, version, model)
     if weights is not None and args.params is None and args.weights_bytes is None and args.weights is None:
         engine = replace(engine, weights_bytes=weights)

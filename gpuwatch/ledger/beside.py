@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuwatch.ledger.kv import bytes_per_token
+from gpuwatch.ledger.latent import as_kept
 from gpuwatch.ledger.loaded import printed_bytes
 from gpuwatch.ledger.weights import Split
 
@@ -103,5 +104,6 @@ def draft_name(flags: Mapping[str, Value], arguments: Sequence[str]) -> str:
 def draft_of(draft: Model, weights: float | None, model: Model, deployment: Deployment) -> Draft:
     """Return what a `draft` takes beside `model`; `weights` are the bytes of its files, None where not known."""
     held = weights if weights is not None else printed_bytes(draft, Split(), deployment.loading)
-    own, more = (bytes_per_token(one, deployment.kv_dtype) for one in (model, draft))
+    kept = as_kept(draft, deployment.engine, deployment.version)
+    own, more = (bytes_per_token(one, deployment.kv_dtype) for one in (model, kept))
     return Draft(held, more / own if own else 0.0)

@@ -110,7 +110,7 @@ def _attention(model: Model, group: Layers, split: Split) -> Iterator[float]:
         parts = ()
     elif group.kind == "linear":
         parts = tuple(part / tp for part in model.mixer_parts)
-    elif group.kind == "mla":
+    elif group.latent:
         heads = model.q_heads / tp
         parts = (
             model.hidden * (model.q_rank + group.latent),

@@ -32,7 +32,8 @@ class Layers:
     """`count` layers that are alike in what they keep of the past.
 
     `window` is the sliding window or the chunk of local attention, in tokens. `latent` is the width of MLA's one
-    shared entry for each token (``kv_lora_rank + qk_rope_head_dim``). `states` belong to linear layers; their `mixer`
+    shared entry for each token (``kv_lora_rank + qk_rope_head_dim``); layers of another kind that have one project
+    through it, and keep keys and values of each head (`ledger.latent`). `states` belong to linear layers; their `mixer`
     is gated_delta, kimi_delta, mamba2, mamba1, short_conv or lightning. `index_bytes` is what a sparse attention's
     indexer keeps for each token beside the latent entry, whatever the KV type. The matrices of `borrowed` layers belong
     to blocks that several of them use, and are counted elsewhere.

@@ -33,6 +33,7 @@ def notes_of(engine: Engine) -> list[str]:
             f"{heads} KV heads on {deployment.attention_tp} ranks: heads are copied, so KV per card stops shrinking"
         )
         notes.append(f"{copied} beyond {reach}{_sharing_hint(engine)}")
+    notes += _latent_notes(engine)
     allowed = allowed_length(model, deployment.engine, deployment.version)
     if allowed and deployment.context > allowed and deployment.longer_allowed:
         notes.append(
@@ -63,6 +64,16 @@ def notes_of(engine: Engine) -> list[str]:
     if model.missing:
         notes.append(f"missing in the config: {', '.join(model.missing)}; what needs them is not computed")
     return notes
+
+
+def _latent_notes(engine: Engine) -> list[str]:
+    """Say where an engine keeps keys and values of a model with latent attention."""
+    group = next((group for group in engine.model.attention if group.latent and group.kind != "mla"), None)
+    if group is None:
+        return []
+    times = group.kv_heads * 2 * group.head_dim / group.latent
+    words = f"vLLM {engine.deployment.version_text} keeps keys and values of each of {group.kv_heads} heads"
+    return [f"{words} of this model, not its latent entry: {times:.0f} times the KV cache"]
 
 
 def _tower_notes(engine: Engine) -> list[str]:

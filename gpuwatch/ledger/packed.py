@@ -74,7 +74,7 @@ def _attention(model: Model) -> list[tuple[float, tuple[str, ...]]]:
     group = next(iter(model.attention), None)
     if group is None:
         return [(1.0, ("self_attn.q_proj",))]
-    if group.kind == "mla":
+    if group.latent:
         heads = model.q_heads
         return [
             (model.hidden * (model.q_rank or 1), ("self_attn.q_a_proj", "self_attn.q_proj")),

@@ -12,6 +12,7 @@ from gpuwatch.ledger.beside import adapters_of, exchanges_by_deepep, loads_tower
 from gpuwatch.ledger.budget import Deployment, pool_bytes
 from gpuwatch.ledger.defaults import kv_type_followed, with_defaults
 from gpuwatch.ledger.known import find
+from gpuwatch.ledger.latent import as_kept
 from gpuwatch.ledger.lengths import default_length
 from gpuwatch.ledger.need import Engine, loaded, quantised
 from gpuwatch.ledger.pool import pool_of
@@ -70,6 +71,7 @@ def engine_of(kind: str, facts: Mapping[str, Value], capacity: float) -> Engine 
     dtype = str(facts.get("dtype") or facts.get("flag.dtype") or "auto").removeprefix("torch.")
     if quantisation and model.quantisation is None:
         model = quantised(model, quantisation)
+    model = as_kept(model, kind, version)
     flags = {name[5:]: value for name, value in facts.items() if name.startswith("flag.")}
     places, rank = adapters_of(kind, flags)
     deployment = Deployment(

@@ -77,7 +77,7 @@ def attention_of(model: Model, group: Layers) -> int:
         return model.mixer
     if group.borrowed:
         return 0
-    if group.kind == "mla":
+    if group.latent:
         rope, nope = model.mla_rope, model.mla_nope
         rank, heads = group.latent - rope, model.q_heads
         queries = heads * (nope + rope)
@@ -196,7 +196,8 @@ def absorbed_bytes(model: Model, split: Split) -> float:
     if model.quantisation is None or bytes_of(model).attention >= DTYPE_BYTES.get(model.dtype, 2.0):
         return 0.0
     heads = model.q_heads / split.attention_tp * (model.mla_nope + model.mla_value)
-    return sum(2.0 * group.count * (group.latent - model.mla_rope) * heads for group in model.layers if group.latent)
+    kept = (group for group in model.layers if group.kind == "mla")
+    return sum(2.0 * group.count * (group.latent - model.mla_rope) * heads for group in kept)
 
 
 def channel_bytes(model: Model, split: Split) -> float:
@@ -260,7 +261,7 @@ def adapter_bytes(model: Model, split: Split, loading: Loading) -> float:
     tp, hidden = split.tp, model.hidden
     total = 0.0
     for group in model.attention:
-        if group.kind == "mla":
+        if group.latent:
             continue
         queries = model.q_heads * group.head_dim / split.attention_tp
         keys = max(1.0, group.kv_heads / split.attention_tp) * (group.head_dim + group.value_dim)
@@ -288,7 +289,7 @@ def _copied_kv(model: Model, tp: int) -> float:
     """
     extra = 0.0
     for group in model.attention:
-        if group.kind == "mla":
+        if group.latent:
             extra += group.count * model.hidden * (model.q_rank + group.latent) * (1 - 1 / tp)
             continue
         if tp <= group.kv_heads or not group.kv_heads or group.borrowed:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.files import weight_files, with_quantisation
+from gpuwatch.ledger.latent import differs_by_engine
 from gpuwatch.ledger.portable import portable
 from gpuwatch.ledger.reading import read_model
 from gpuwatch.model import Fact
@@ -96,7 +97,7 @@ def model_facts(folders: Iterable[Path], server: str, time: int, model: str = ""
         except ModelConfigError:
             return ()
         values = {
-            "model.kv_heads": found.kv_heads or None,
+            "model.kv_heads": None if differs_by_engine(found) else found.kv_heads or None,
             "model.context": served_context(config),
             "model.weights_bytes": _weight_files(folder),
             "model.config": text or None,

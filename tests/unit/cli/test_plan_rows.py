@@ -24,8 +24,8 @@ LAUNCHES = [
     "vllm serve Qwen/Qwen3-8B --gpu-memory 20",
     "vllm serve Qwen/Qwen3-4B --max-num-batched-tokens 2048 --gpu-memory 12 --engine-version 0.19.0",
     (
-        "vllm serve deepseek-ai/DeepSeek-V3 --tensor-parallel-size 8 --gpu-memory-utilization 0.5 --max-model-len 131072"
-        " --max-num-seqs 64 --kv-cache-memory-bytes 1073741824 --gpu-memory 141 --engine-version 0.27.1"
+        "vllm serve deepseek-ai/DeepSeek-V3 --tensor-parallel-size 8 --gpu-memory-utilization 0.5"
+        " --max-model-len 131072 --max-num-seqs 64 --kv-cache-memory-bytes 1073741824 --gpu-memory 141 --engine-version 0.27.1"
     ),
     (
         "vllm serve meta-llama/Llama-3.3-70B-Instruct --tensor-parallel-size 4 --kv-cache-memory-bytes 1073741824"
@@ -144,7 +144,7 @@ def test_a_tight_length_is_proposed_beside_a_much_shorter_one_that_fits(capsys):
 
 
 def test_a_size_of_the_pool_that_the_card_cannot_hold_serves_nothing(capsys):
-    launch = "vllm serve Qwen/Qwen2.5-72B-Instruct --tp 2 --max-model-len 8192 --num-gpu-blocks-override 2000"
+    launch = "vllm serve Qwen/Qwen2.5-72B-Instruct -tp 2 --max-model-len 8192 --num-gpu-blocks-override 2000"
     plan = planned(capsys, launch, ["--gpu-memory", "12"])  # weights alone are 68 GiB on each card
     assert plan["kv"]["max_concurrency"] > 1
     assert (plan["verdict"], plan["serves"]) == ("does_not_fit", False)
