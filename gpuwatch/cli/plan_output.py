@@ -57,7 +57,7 @@ def print_json(plan: Plan, asked: Asked) -> None:
     first = plan.capacities[0]
     engine = first.engine
     rows = _rows(asked)
-    sized, complete = engine.model.kv_known, engine.model.complete
+    sized, complete = engine.model.kv_known, _counted(plan, engine)
     print(
         json.dumps(
             {
@@ -78,7 +78,7 @@ def print_json(plan: Plan, asked: Asked) -> None:
                     "context": engine.deployment.context,
                 },
                 "fewest_gpus": plan.fewest_gpus,
-                "serves": plan.serves if complete else None,
+                "serves": plan.serves if complete and _settled(plan, asked) else None,
                 "error_band": round(plan.error_band, 4),
                 "what_if": [_row(row) for row in rows],
                 "flags": flags_of(asked),
@@ -173,7 +173,7 @@ def _model(engine: Engine, asked: Asked) -> dict[str, Any]:
         "chunk": deployment.chunk,
         "max_num_seqs": deployment.sequences,
         "per_gpu": _parts(card_of([engine]), kv_known=engine.model.kv_known),
-        "fraction_needed": _needed(engine, asked) if engine.model.complete else None,
+        "fraction_needed": _needed(engine, asked) if engine.model.complete and engine.weights_known else None,
         "missing": list(engine.model.missing),
     }
 
@@ -186,13 +186,29 @@ def _rows(asked: Asked) -> list[Row]:
         others = asked.engines[:at] + asked.engines[at + 1 :]
         pair = best_pair(engine, others)
         rows = (*([pair] if pair is not None else []), *what_if(engine, others))
-        found.append([replace(row, change=f"{_called(asked, at)}{row.change}") for row in rows])
+        found.append([replace(row, change=f"{_called(asked, at)}{row.change}") for row in rows if _is_certain(row)])
     turns = [row for turn in itertools.zip_longest(*found) for row in turn if row is not None]
     if len(found) == 1:
         return turns
     shares = shares_needed(asked.engines)
     ordered = sorted(turns, key=lambda row: _ORDER[row.verdict])
     return ordered if shares is None else [shares, *ordered]
+
+
+def _is_certain(row: Row) -> bool:
+    return row.verdict != "unknown"
+
+
+def _counted(plan: Plan, engine: Engine) -> bool:
+    """Return whether all parts of an engine are known that its pool depends on."""
+    return engine.model.complete and (engine.weights_known or plan.verdict != "unknown")
+
+
+def _settled(plan: Plan, asked: Asked) -> bool:
+    """Return whether fewer bits of weights that are not known would change nothing of what is served."""
+    if plan.serves or plan.verdict == "does_not_fit" or all(engine.weights_known for engine in asked.engines):
+        return True
+    return bool(_reasons(asked)) or any(refusals(one.model, one.deployment) for one in asked.engines)
 
 
 def _called(asked: Asked, at: int) -> str:
@@ -247,7 +263,7 @@ def print_text(plan: Plan, asked: Asked) -> None:
     print(f"    {'free':<20}{gib(card.capacity - card.total):>8} GiB\n")
     _print_pools(plan, asked)
     most = "more than 64" if not deployment.mig else "no number of slices"
-    if any(not one.model.complete for one in asked.engines):
+    if any(not one.model.complete or not one.weights_known for one in asked.engines):
         most = "unknown"
     print(f"fewest cards of this size: {plan.fewest_gpus or most}")
     _print_ways(asked)
@@ -265,6 +281,10 @@ def print_text(plan: Plan, asked: Asked) -> None:
 
 def _verdict(plan: Plan, asked: Asked) -> str:
     """Return the verdict in words, with the first reason where the engine does not start whatever the memory."""
+    if plan.verdict == "unknown" and all(engine.model.complete for engine in asked.engines):
+        return (
+            "unknown: in 16 bits it does not fit, and in how many its weights are stored is not known (see the notes)"
+        )
     if plan.verdict == "unknown" and not any(engine.model.missing for engine in asked.engines):
         return "unknown: the model has parts that are not counted (see the notes)"
     reasons, card = _reasons(asked), plan.cards[0]
@@ -298,7 +318,7 @@ def _print_pools(plan: Plan, asked: Asked) -> None:
         one = found.engine.deployment
         limit = pool_flag(one) or f"{_fraction(one.engine)} {one.fraction:g}"
         called = _called(asked, at)
-        if not found.engine.model.complete:
+        if not _counted(plan, found.engine):
             sized = f"{_whole(found.bytes_per_token):,} bytes per token" if found.engine.model.kv_known else "unknown"
             print(clean(f"{called}KV cache: {sized}; what the pool holds: unknown"))
             continue

@@ -141,8 +141,8 @@ def _weight_types(engine: Engine) -> Iterator[Change]:
     model = engine.model
     bits = 16.0 if model.quantisation is None else model.quantisation.bits
     plain = replace(engine, weights_bytes=None)
-    if engine.weights_bytes is not None and engine.parameters is None:
-        return  # only the bytes are known, so another type cannot be computed
+    if not engine.weights_known or (engine.weights_bytes is not None and engine.parameters is None):
+        return  # quantised already, or only the bytes are known: another type cannot be computed
     if bits > 8:  # bits
         yield Change(
             "weights in FP8 or INT8",

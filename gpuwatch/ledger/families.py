@@ -13,6 +13,8 @@ _GATED = ("nemotron-nas", "nemotron_nas", "falconh1", "falcon_h1")
 _UNTIED = ("falconh1", "falcon_h1")
 _TIED = ("gemma", "gpt2", "opt", "bloom", "cohere", "phi1", "falcon", "gptbigcode", "gpt_bigcode", "mpt", "whisper")
 _FOUR_TIMES = ("gpt2", "falcon", "bloom", "gptj", "gptbigcode", "gpt_bigcode", "mpt")
+_HALVED = ("qwenlmheadmodel",)
+_BIASED = ("qwen2", "qwenlmheadmodel")
 _TWO_PARTS = ("t5", "bart", "whisper", "marian", "pegasus", "seamless", "moonshine")
 _ENCODERS = ("bert", "electra", "mpnet")
 _OUTPUT_GATES = ("qwen3next", "qwen3_next", "qwen3_5", "qwen3_6", "qwen3_8")
@@ -40,6 +42,16 @@ def is_tied(architecture: str) -> bool:
 def is_four_times(architecture: str) -> bool:
     """Return whether the feed-forward width is four times the model's where the config says nothing."""
     return _has(architecture, _FOUR_TIMES)
+
+
+def is_halved(architecture: str) -> bool:
+    """Return whether the stated width is that of gate and up projection together (``models/qwen.py``)."""
+    return _has(architecture, _HALVED)
+
+
+def has_attention_bias(architecture: str) -> bool:
+    """Return whether queries, keys and values have biases where the config does not say it."""
+    return _has(architecture, _BIASED)
 
 
 def has_two_parts(architecture: str) -> bool:

@@ -9,7 +9,12 @@ if TYPE_CHECKING:
 
 LARGEST = 10**12
 """No count in a config is larger; one that is, is an error in the file."""
-_RANGES = {"num_hidden_layers": (1, 10_000), "hidden_size": (1, 10**7), "vocab_size": (1, 10**9)}
+_RANGES = {
+    "num_hidden_layers": (1, 10_000),
+    "hidden_size": (1, 10**7),
+    "vocab_size": (1, 10**9),
+    "max_position_embeddings": (1, 10**12),
+}
 """Least and largest of the counts that every model has; of others 0 is allowed, too."""
 
 _SPELLINGS = {

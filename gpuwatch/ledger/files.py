@@ -184,7 +184,8 @@ def _json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelConfigError(f"{path} is not JSON: {str(error)[:120]}") from None
     if not isinstance(found, dict):
-        raise ModelConfigError(f"{path} holds a {type(found).__name__}; a config.json is an object")
+        kind = "null" if found is None else f"a {type(found).__name__}"
+        raise ModelConfigError(f"{path} holds {kind}; a config.json is an object")
     return found
 
 

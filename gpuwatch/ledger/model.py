@@ -74,7 +74,8 @@ class Quantisation:
     `group` is the number of weights that share a scale, 0 for one scale per channel, which takes `channel_bits` for
     each output. `kept` are names of modules that stay in the model's own type (`ledger.kept`). A rank's part of a
     feed-forward width must be a multiple of `step`. `known` is False for a method that is not in the table. Modules
-    that are in the `targets` of one of the `others` are stored as it says; no `targets` are all modules.
+    that are in the `targets` of one of the `others` are stored as it says; no `targets` are all modules, and what is in
+    none stays in the model's own type.
     """
 
     method: str

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 GROWTH = 1.2
 """A plan fits when the KV cache may turn out this much larger than computed: padding, peaks, prefix copies."""
+LEAST_BITS = 1.5
+"""Bits that a weight takes at least, however it is stored: GGUF's smallest types have 1.56, BitNet's 1.58."""
 FOUR_BIT_BYTES = 0.56
 """Bytes of a parameter of a 4-bit model all in all: embeddings and norms stay wider. Seen: 0.5 to 0.6."""
 
@@ -62,6 +64,20 @@ class Engine:
         return replace(taken, weights=max(0.0, share - self.deployment.host_weights) + self.deployment.rank_drafting)
 
     @property
+    def weights_known(self) -> bool:
+        """Whether it is known how the weights are stored; where it is not, `residents` counts 16 bits, the most."""
+        stored = self.model.quantisation
+        return stored is None or stored.known or self.weights_bytes is not None
+
+    @property
+    def lightest(self) -> Engine:
+        """The same engine with the least that its weights can take."""
+        stored = self.model.quantisation
+        if stored is None or self.weights_known:
+            return self
+        return replace(self, model=replace(self.model, quantisation=replace(stored, bits=LEAST_BITS)))
+
+    @property
     def kv_bytes(self) -> float:
         """The KV cache of the requests asked for, on one rank, with scales."""
         each = request_bytes(self.model, self.deployment, self.deployment.context)
@@ -85,7 +101,8 @@ def bytes_per_parameter(model: Model) -> float:
     if model.quantisation is None:
         return DTYPE_BYTES.get(model.dtype, 2.0)
     bits = stored_bits(model.quantisation)
-    return max(FOUR_BIT_BYTES, bits / 8) if model.quantisation.bits <= 4 else bits / 8
+    whole = model.quantisation.known and model.quantisation.bits <= 4  # bits
+    return max(FOUR_BIT_BYTES, bits / 8) if whole else bits / 8
 
 
 def with_weights(model: Model, name: str) -> Model:

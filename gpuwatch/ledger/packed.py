@@ -116,15 +116,19 @@ def _mean(stored: Quantisation, plain: float, layers: int, modules: list[tuple[f
     total = sum(size for size, _ in modules)
     found = 0.0
     for size, names in modules:
-        kept = share(stored.kept, names, layers) if names else 1.0
-        packed = stored_bits(_of(stored, names)) / 8
-        found += size * (kept * plain + (1 - kept) * packed)
+        found += size * (_bytes(stored, plain, layers, names) if names else plain)
     return found / total if total else plain
 
 
-def _of(stored: Quantisation, names: tuple[str, ...]) -> Quantisation:
-    """Return which of a checkpoint's ways to store weights holds for a module: the first whose targets name it."""
-    for each in stored.others:
-        if share(each.targets, names, 1):
-            return each
-    return stored
+def _bytes(stored: Quantisation, plain: float, layers: int, names: tuple[str, ...]) -> float:
+    """Return the mean bytes of a weight of one module in all layers, by the ways in which they are stored.
+
+    Each way holds for the layers that its targets name, as far as none before it does; what none names stays as it is.
+    """
+    rest = 1.0 - share(stored.kept, names, layers)
+    found = (1.0 - rest) * plain
+    for way in (*stored.others, stored):
+        part = min(rest, share(way.targets, names, layers)) if way.targets else rest
+        found += part * stored_bits(way) / 8
+        rest -= part
+    return found + rest * plain

@@ -103,8 +103,17 @@ def verdict_of(engines: Sequence[Engine]) -> Verdict:
     than they are uncertain, and one engine's own budget holds the request; when that share lacks as little; and
     when they would be with a KV cache of `GROWTH` times the size and what unpacking a 4-bit cache takes, within the
     part of the card that the engine may use. It is unknown where a config lacks a field that is needed, or a model has
-    parts that are not computed, and the others are less than the card.
+    parts that are not computed, and the others are less than the card; and where weights whose bits are not known do
+    not fit in 16 bits, and would in the fewest there are.
     """
+    found = _judged(engines)
+    if found != "does_not_fit" or all(engine.weights_known for engine in engines):
+        return found
+    return found if _judged([engine.lightest for engine in engines]) == "does_not_fit" else "unknown"
+
+
+def _judged(engines: Sequence[Engine]) -> Verdict:
+    """Judge engines by their weights as they are counted."""
     if any(obstacles(engine.model, engine.deployment) for engine in engines) or too_much_asked(engines):
         return "does_not_fit"
     card = card_of(engines)
@@ -343,7 +352,10 @@ def fewest_gpus(engines: Sequence[Engine]) -> int | None:
     count = 1
     while count <= most:
         tried = [own_pool(at_tp(engine.with_deployment(idle_fraction=0.0), count)) for engine in engines]
-        if all(possible_tp(engine) for engine in tried) and verdict_of(tried) in ("fits", "tight") and starts(tried):
+        verdict = verdict_of(tried)
+        if verdict == "unknown":
+            return None
+        if all(possible_tp(engine) for engine in tried) and verdict != "does_not_fit" and starts(tried):
             return count
         count *= 2
     return None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch.ledger.fields import ModelConfigError
 from gpuwatch.ledger.model import Quantisation
+from gpuwatch.ledger.stated import stated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,20 +92,29 @@ def of_flag(name: str) -> Quantisation | None:
 
 
 def quantisation_of(config: Mapping[str, Any]) -> Quantisation | None:
-    """Return how the weights are stored; None for the model's own type. `config` is the whole ``config.json``."""
+    """Return how the weights are stored; None for the model's own type. `config` is the whole ``config.json``.
+
+    Raises:
+        ModelConfigError: what it says of it cannot be meant.
+    """
     found = _settings(config)
     if isinstance(found, str) and found:
         return by_name(found) or Quantisation(found[:40].lower(), 16, known=False)
+    if found is not None and not isinstance(found, (str, dict)):
+        raise ModelConfigError(f"{_PART} is {str(found)[:40]!r}; an object is expected")
     return _described(found) if isinstance(found, dict) else None
+
+
+_KEPT = (
+    *("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "llm_int8_skip_modules"),
+    *("exclude", "skip_modules"),
+)
+"""Fields that name modules which stay as they were."""
 
 
 def _described(found: Mapping[str, Any]) -> Quantisation:
     method = str(found.get("quant_method") or found.get("quantization_method") or found.get("quant_algo") or "").lower()
-    kept = tuple(
-        str(name)
-        for key in ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "llm_int8_skip_modules")
-        for name in _listed(found, key)
-    )
+    kept = tuple(str(name) for key in _KEPT for name in _listed(found, key))
     readers = {"compressed-tensors": _compressed, "bitsandbytes": _bitsandbytes, "modelopt": _modelopt}
     if method in readers:
         return readers[method](found, kept)
@@ -122,7 +132,7 @@ def _described(found: Mapping[str, Any]) -> Quantisation:
         return _modelslim(found, method, kept)
     if method == "mxfp4":
         return Quantisation("mxfp4", 4, 32, 8, kept=kept or ("lm_head", "embed", "attn"), experts_only=True)
-    return Quantisation(method or "unnamed", 16, kept=kept, known=False)
+    return stated(method, found, kept) or Quantisation(method or "unnamed", 16, kept=kept, known=False)
 
 
 def _bits(part: Mapping[str, Any], name: str) -> float | None:
@@ -159,7 +169,9 @@ def _number(part: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 <= value <= LARGEST_GROUP:
-        raise ModelConfigError(f"{_PART}.{name} is {str(value)[:40]!r}; a number up to {LARGEST_GROUP:,} is expected")
+        quoted = ", without quotes," if isinstance(value, str) else ""
+        words = f"a number up to {LARGEST_GROUP:,}{quoted} is expected"
+        raise ModelConfigError(f"{_PART}.{name} is {str(value)[:40]!r}; {words}")
     return float(value)
 
 
@@ -203,20 +215,24 @@ def kv_type_source(config: Mapping[str, Any]) -> str:
 
 def _settings(config: Mapping[str, Any]) -> object:
     inner = config.get("text_config")
-    found = config.get("quantization_config") or config.get("compression_config")
-    return found or (inner.get("quantization_config") if isinstance(inner, dict) else None)
+    places = (
+        config.get("quantization_config"),
+        config.get("compression_config"),
+        inner.get("quantization_config") if isinstance(inner, dict) else None,
+    )
+    said = [place for place in places if place is not None]
+    return next(filter(None, said), next(iter(said), None))
 
 
 def _compressed(found: Mapping[str, Any], kept: tuple[str, ...], method: str = "compressed-tensors") -> Quantisation:
     groups = found.get("config_groups")
     parts = list(groups.values()) if isinstance(groups, dict) else []
-    stated = [part for part in parts if isinstance(part, dict) and isinstance(part.get("weights"), dict)]
-    if not stated:
+    described = [part for part in parts if isinstance(part, dict) and isinstance(part.get("weights"), dict)]
+    if not described:
         return Quantisation(method, 16, kept=kept, known=False)
-    ways = [_way(part, method, kept or _PLAIN) for part in stated[:MOST_WAYS]]
-    plain = next((way for way in ways if not way.targets), ways[0])
-    others = tuple(way for way in ways if way.targets and way is not plain)
-    return replace(plain, targets=(), others=others)
+    ways = [_way(part, method, kept or _PLAIN) for part in described[:MOST_WAYS]]
+    first = next((way for way in ways if not way.targets), ways[0])
+    return replace(first, others=tuple(way for way in ways if way.targets and way is not first))
 
 
 def _way(part: Mapping[str, Any], method: str, kept: tuple[str, ...]) -> Quantisation:
@@ -273,6 +289,9 @@ def _modelopt(found: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisation:
     nested = found.get("quantization")
     inner = nested.get("quant_algo") if isinstance(nested, dict) else None
     algorithm = str(found.get("quant_algo") or inner or "").lower()
+    if algorithm == "mixed_precision":
+        layers = found.get("quantized_layers") or (nested.get("quantized_layers") if isinstance(nested, dict) else None)
+        return _by_layer(layers, kept) if isinstance(layers, dict) else Quantisation("modelopt", 16, known=False)
     if "nvfp4" in algorithm or "fp4" in algorithm:
         return Quantisation("nvfp4", 4, 16, 8, kept=kept or ("lm_head", "embed"))
     if "fp8" in algorithm:
@@ -280,6 +299,21 @@ def _modelopt(found: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisation:
     if "awq" in algorithm or "int4" in algorithm:
         return Quantisation("awq", 4, 128, 16, kept=kept or ("lm_head", "embed"))
     return Quantisation(f"modelopt {algorithm}".strip(), 16, kept=kept, known=False)
+
+
+def _by_layer(layers: Mapping[str, Any], kept: tuple[str, ...]) -> Quantisation:
+    """Return how ModelOpt stored modules that it names with the algorithm of each; others stay as they were.
+
+    Source: ``ModelOptMixedPrecisionConfig`` in vLLM's ``layers/quantization/modelopt.py``.
+    """
+    named: dict[str, list[str]] = {}
+    for name, recipe in layers.items():
+        algorithm = recipe.get("quant_algo") if isinstance(recipe, dict) else None
+        named.setdefault(str(algorithm).lower(), []).append(str(name))
+    ways = [replace(_modelopt({"quant_algo": each}, kept), targets=tuple(names)) for each, names in named.items()]
+    if not ways or len(ways) > MOST_WAYS or not all(way.known for way in ways):
+        return Quantisation("modelopt mixed_precision", 16, kept=kept, known=False)
+    return replace(ways[0], others=tuple(ways[1:]))
 
 
 def stored_bits(quantisation: Quantisation) -> float:

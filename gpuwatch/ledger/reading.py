@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch.ledger.blocks import blocks_of
 from gpuwatch.ledger.families import (
+    has_attention_bias,
     has_output_gate,
     has_two_parts,
     is_encoder,
     is_four_times,
     is_gated,
+    is_halved,
     is_known,
     is_tied,
 )
@@ -87,7 +89,7 @@ def read_model(config: Mapping[str, Any], name: str = "") -> Model:
         shared_kv_layers=shared,
         shared_attention=_shared_attention(fields, count, shared),
         embedding_per_layer=_embedding_per_layer(fields, count),
-        attention_bias=bool(fields.flag("attention_bias")) or "qwen2" in architecture.lower(),
+        attention_bias=bool(fields.flag("attention_bias")) or has_attention_bias(architecture),
         output_gate=_gates_output(fields),
         dense_widths=sum(widths),
         rotations=rotations_of(fields, layers, _context(fields)),
@@ -275,6 +277,8 @@ def _intermediate(fields: Fields, hidden: int, *, needed: bool) -> int:
         times, unit = fields.value("block_ffn_dim_multiplier"), fields.number("block_multiple_of") or 256
         factor = times if isinstance(times, (int, float)) and 0 < times <= 1000 else 1.0  # of any model
         return -(-int(factor * int(2 * value / 3)) // unit) * unit
+    if value is not None and is_halved(fields.architecture):
+        return value // 2
     return value if value is not None else (fields.need("intermediate_size") if needed else 0)
 
 

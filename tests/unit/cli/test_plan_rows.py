@@ -25,7 +25,8 @@ LAUNCHES = [
     "vllm serve Qwen/Qwen3-4B --max-num-batched-tokens 2048 --gpu-memory 12 --engine-version 0.19.0",
     (
         "vllm serve deepseek-ai/DeepSeek-V3 --tensor-parallel-size 8 --gpu-memory-utilization 0.5"
-        " --max-model-len 131072 --max-num-seqs 64 --kv-cache-memory-bytes 1073741824 --gpu-memory 141 --engine-version 0.27.1"
+        " --max-model-len 131072 --max-num-seqs 64 --kv-cache-memory-bytes 1073741824"
+        " --gpu-memory 141 --engine-version 0.27.1"
     ),
     (
         "vllm serve meta-llama/Llama-3.3-70B-Instruct --tensor-parallel-size 4 --kv-cache-memory-bytes 1073741824"
