@@ -37,6 +37,8 @@ _SUFFIX = {
     "G": 2**30,
     "T": 2**40,
 }
+_GROUPED = re.compile(r"(?<=\d)_(?=\d+(?:_\d+)*$)")
+"""What Python's ``int`` reads over in a whole number: an underscore between two digits."""
 _COUNT = re.compile(r"^(-?\d+(?:\.\d+)?)([kmgtKMGT])?$")
 
 
@@ -60,7 +62,7 @@ def count_of(text: str) -> int | None:
 
     Source: vLLM's ``human_readable_int`` in ``engine/arg_utils.py``. A capital suffix allows no decimal point.
     """
-    found = _COUNT.match(text.strip())
+    found = _COUNT.match(_GROUPED.sub("", text.strip()))
     if found is None or (found[2] and found[2].isupper() and "." in found[1]):
         return None
     value = float(found[1]) * _SUFFIX.get(found[2] or "", 1)

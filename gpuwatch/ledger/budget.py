@@ -57,7 +57,7 @@ class Deployment:
     steps under way. `dp` are data-parallel groups of `ranks` GPUs each; of them `sharing_dp` divide the experts among
     them, in whole experts with `expert_parallel`. `dp_attention` are those within the tensor ranks (SGLang).
     `fraction_told` says whether `fraction` was asked for: an engine whose own default is too small can be told another.
-    `idle_fraction` is one that was asked for and that `kv_bytes` puts out of use.
+    `idle_fraction` is one that was asked for and that `kv_bytes` puts out of use. `chunk_told`: so was `chunk`.
     Without `towers` a model of text and images serves text alone. `adapters` are places for LoRA adapters of at most
     `adapter_rank`. `longer_allowed`: a `context` beyond the model's own is forced. A draft model has `drafting` bytes
     of weights in all, and `drafting_share` of the model's own KV for each token. SGLang drafts by the algorithm
@@ -80,6 +80,7 @@ class Deployment:
     longer_allowed: bool = False
     sequences: int = 256
     chunk: int = 8192
+    chunk_told: bool = False
     fraction: float = 0.92
     fraction_told: bool = False
     idle_fraction: float = 0.0

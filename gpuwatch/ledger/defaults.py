@@ -112,5 +112,17 @@ def with_defaults(
     default = NEW_FRACTION if deployment.version >= NEW_FRACTION_SINCE else OLD_FRACTION
     if takes_whole_prompts(deployment.version, deployment.context, asked=deployment.chunked):
         tokens = max(tokens, deployment.context)
+    deployment = replace(deployment, chunk_told=chunk is not None)
     tokens = chunk or min(tokens, max(1, (sequences or batch) * deployment.context))
     return replace(deployment, chunk=tokens, sequences=sequences or min(batch, tokens), fraction=fraction or default)
+
+
+def at_length(deployment: Deployment, context: int) -> Deployment:
+    """Return a deployment for requests of another length, with the step that vLLM V0 chooses by it."""
+    changed = replace(deployment, context=context)
+    if deployment.engine != "vllm" or deployment.chunk_told or not () < deployment.version < V1_SINCE:
+        return changed
+    if not takes_whole_prompts(deployment.version, context, asked=deployment.chunked):
+        return changed
+    tokens, _ = vllm_batch(deployment.version, deployment.capacity, context, unified=deployment.unified)
+    return replace(changed, chunk=max(tokens, context))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.ledger.changes import FREE, HARDWARE, SPEED, Change, changes_of
+from gpuwatch.ledger.defaults import at_length
 from gpuwatch.ledger.lengths import allowed_length
 from gpuwatch.ledger.plan import barely_short, capacity_of, card_of, fraction_needed, overflows, verdict_of
 from gpuwatch.ledger.starts import obstacles
@@ -83,8 +84,9 @@ def _shorter(engine: Engine, base: Row, others: Sequence[Engine], share: float |
         return
     if base.verdict != "does_not_fit" and base.serves and base.whole:
         return
-    asked = engine.deployment.context
-    flag = "--context-length" if engine.deployment.engine == "sglang" else "--max-model-len"
+    deployment = engine.deployment
+    asked = deployment.context
+    flag = "--context-length" if deployment.engine == "sglang" else "--max-model-len"
     fitting = _longest(engine, others, share, ("fits",))
     tight = _longest(engine, others, share, ("fits", "tight"))
     lengths = [fitting] if fitting else []
@@ -92,7 +94,8 @@ def _shorter(engine: Engine, base: Row, others: Sequence[Engine], share: float |
         lengths.append(tight)
     for length in lengths:
         costs = "longer requests are refused"
-        yield Change(f"{flag} {asked} → {length}", costs, SPEED, engine.with_deployment(context=length))
+        shorter = replace(engine, deployment=at_length(deployment, length))
+        yield Change(f"{flag} {asked} → {length}", costs, SPEED, shorter)
 
 
 def _longest(engine: Engine, others: Sequence[Engine], share: float | None, verdicts: Sequence[str]) -> int:
@@ -100,14 +103,16 @@ def _longest(engine: Engine, others: Sequence[Engine], share: float | None, verd
 
     It is the longest that the engine takes for the model, or a multiple of `CONTEXT_STEP`.
     """
+    deployment = engine.deployment
 
     def holds(context: int) -> bool:
-        row = _measure(Change("", "", FREE, engine.with_deployment(context=context)), others, share)
+        shorter = replace(engine, deployment=at_length(deployment, context))
+        row = _measure(Change("", "", FREE, shorter), others, share)
         return row.verdict in verdicts and row.serves and row.whole
 
-    deployment = engine.deployment
     allowed = allowed_length(engine.model, deployment.engine, deployment.version)
-    if allowed is not None and allowed < deployment.context and holds(allowed):
+    refused = allowed is not None and allowed < deployment.context and not deployment.longer_allowed
+    if allowed is not None and refused and holds(allowed):
         return allowed
     low, high = 0, (deployment.context - 1) // CONTEXT_STEP
     while low < high:

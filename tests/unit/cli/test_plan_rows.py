@@ -46,6 +46,7 @@ LAUNCHES = [
         " --kv-cache-memory-bytes 20G --gpu-memory 24 --engine-version 0.30.0"
     ),
     "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 200000 --gpu-memory 80",
+    "vllm serve meta-llama/Meta-Llama-3-8B-Instruct --max-model-len 20000 --gpu-memory 141 --engine-version 0.6.3",
     (
         "python -m sglang.launch_server --model-path qwen/qwen2.5-72b-instruct --tp-size 8 --max-total-tokens 10000000"
         " --gpu-memory 24"
@@ -177,3 +178,11 @@ def test_a_fraction_that_may_do_is_not_said_to_be_never_enough(capsys):
 def test_a_row_that_fits_and_will_not_start_says_so(capsys):
     text = shown(capsys, "Qwen/Qwen3-32B", "--gpu-memory", "46")
     assert "fits the card and will not start: longest request 32,288, 0.7 of full length" in text
+
+
+def test_the_step_of_vllm_v0_follows_the_length_that_is_proposed(capsys):
+    launch = "vllm serve mistralai/Mixtral-8x7B-Instruct-v0.1 --tensor-parallel-size 8 --max-model-len 131072"
+    plan = planned(capsys, launch, ["--gpu-memory", "48", "--engine-version", "0.6.3"])
+    (row,) = [row for row in plan["what_if"] if LENGTHS.match(row["change"])]
+    assert row["change"] == "--max-model-len 131072 → 32768"  # a step of 2,048 tokens would hold no prompt of it
+    assert row["serves"]

@@ -103,7 +103,8 @@ def test_a_number_of_gib_is_bytes_and_less_than_nothing_is_none():
 
 @pytest.mark.parametrize(
     ("text", "want"),
-    [("8192", 8192), ("16k", 16_000), ("16K", 16_384), ("1.5m", 1_500_000), ("1.5M", None), ("-1", -1), ("auto", None), ("0.5", None)],
+    [("8192", 8192), ("16k", 16_000), ("16K", 16_384), ("1.5m", 1_500_000), ("1.5M", None), ("-1", -1), ("auto", None), ("0.5", None),
+     ("32_768", 32_768), ("1_000_000", 1_000_000), ("32_", None), ("3__2", None), ("32_768k", None), ("1_000.5", None)],
 )  # fmt: skip
 def test_counts_are_read_as_the_engine_reads_them(text, want):
     assert count_of(text) == want
