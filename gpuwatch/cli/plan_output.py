@@ -397,7 +397,7 @@ def _print_rows(asked: Asked) -> None:
             stands = "does not fit beside the others" if len(asked.engines) > 1 else "more than the card"
         if not row.serves and row.verdict in ("fits", "tight"):
             stands = "fits the card and will not start"
-        elif row.serves and not row.whole:
+        elif row.serves and row.lacking:
             stands += ", and may lack a little"
         print(f"    {stands}: {holds}")
         print(f"    costs: {row.costs}")

@@ -32,7 +32,7 @@ class Row:
     """What a change buys: the longest request, how many of full length fit, and the verdict.
 
     `serves` is False where the engine, launched like this, holds no request that was asked for, whatever the verdict
-    on the card; it is True where it lacks less for one than the figures are uncertain by (`barely_short`).
+    on the card; it is True where it is `lacking` less for one than the figures are uncertain by.
     """
 
     change: str
@@ -44,6 +44,7 @@ class Row:
     verdict: str
     available: bool = True
     serves: bool = True
+    lacking: bool = False
 
     @property
     def whole(self) -> bool:
@@ -204,7 +205,7 @@ def _order(row: Row) -> int:
     """Return the place of a row: one that may lack a little of a request is as good as an unknown one."""
     if not row.serves:
         return VERDICTS["does_not_fit"]
-    return VERDICTS[row.verdict] if row.whole else max(VERDICTS["unknown"], VERDICTS[row.verdict])
+    return max(VERDICTS["unknown"], VERDICTS[row.verdict]) if row.lacking else VERDICTS[row.verdict]
 
 
 def _gain(row: Row, base: Row) -> float:
@@ -224,7 +225,8 @@ def _measure(change: Change, others: Sequence[Engine], share: float | None = Non
     asked = [engine.with_deployment(context=counted), *others]
     verdict = verdict_of(asked)
     holds = verdict != "does_not_fit"
-    if not others and not (holds and barely_short(found)):
+    lacking = not others and holds and barely_short(found)
+    if not others and not lacking:
         holds = found.served * context >= found.pools * counted and not overflows(asked, verdict)
     return Row(
         change.change,
@@ -236,4 +238,5 @@ def _measure(change: Change, others: Sequence[Engine], share: float | None = Non
         verdict,
         change.available,
         holds and not obstacles(engine.model, engine.deployment) and not refusals(engine.model, engine.deployment),
+        lacking,
     )
