@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from gpuwatch.ledger.kept import share
+from gpuwatch.ledger.kept import MOST_LAYERS, share
 from gpuwatch.ledger.quantisation import DTYPE_BYTES, stored_bits
 
 if TYPE_CHECKING:
@@ -24,7 +24,12 @@ class Packed:
     experts: float
 
 
-FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+FEED_FORWARD = {
+    "gate_proj": ("gate_proj", "gate_up_proj", "w1"),
+    "up_proj": ("up_proj", "gate_up_proj", "w3"),
+    "down_proj": ("down_proj", "w2"),
+}
+"""The matrices of a feed-forward part, and the names that they have in models of several kinds."""
 
 
 @lru_cache(maxsize=64)
@@ -34,6 +39,8 @@ def bytes_of(model: Model) -> Packed:
     stored = model.quantisation
     if stored is None:
         return Packed(plain, plain, plain, plain, plain)
+    if stored.targets and not _names_any(stored, model):  # names that are not understood: all modules are meant
+        stored = replace(stored, targets=())
     experts = _mean(stored, plain, model.experts.layers if model.experts else 1, _EXPERTS)
     if stored.experts_only:
         return Packed(plain, plain, plain, plain, experts)
@@ -56,17 +63,26 @@ def feed_forward_kept(model: Model) -> tuple[bool, bool]:
     return plain, all(share(stored.kept, names, layers) == 1 for _, names in _EXPERTS)
 
 
-_DENSE: list[tuple[float, tuple[str, ...]]] = [(1.0, (f"mlp.{name}", name)) for name in FEED_FORWARD]
-_EXPERTS = [
-    (
-        1.0,
-        tuple(
-            f"{part}.{name}" for part in ("mlp.experts.0", "experts.0", "moe.experts.0", "block_sparse_moe.experts.0")
-        ),
-    )
-    for name in FEED_FORWARD
-]
-_SHARED = [(1.0, tuple(f"mlp.{part}.{name}" for part in ("shared_expert", "shared_experts"))) for name in FEED_FORWARD]
+def _within(*parts: str) -> list[tuple[float, tuple[str, ...]]]:
+    """Return the matrices of a feed-forward part, of equal size, with the names that they have within `parts`."""
+    return [
+        (1.0, tuple(f"{part}.{name}".lstrip(".") for part in parts for name in names))
+        for names in FEED_FORWARD.values()
+    ]
+
+
+_DENSE = _within("mlp", "feed_forward", "")
+_EXPERTS = _within(
+    *("mlp.experts.0", "experts.0", "moe.experts.0", "block_sparse_moe.experts.0", "feed_forward.experts.0")
+)
+_SHARED = _within("mlp.shared_expert", "mlp.shared_experts")
+
+
+def _names_any(stored: Quantisation, model: Model) -> bool:
+    """Return whether the targets of a checkpoint's ways to store weights name a module of the model."""
+    modules = [*_attention(model), *_mixers(model), *_DENSE, *_EXPERTS, *_SHARED]
+    ways = (stored, *stored.others)
+    return any(share(way.targets, names, MOST_LAYERS) for way in ways for _, names in modules)
 
 
 def _attention(model: Model) -> list[tuple[float, tuple[str, ...]]]:
@@ -90,8 +106,11 @@ def _attention(model: Model) -> list[tuple[float, tuple[str, ...]]]:
         group.kv_heads * group.value_dim,
         model.q_heads * group.value_dim,
     )
-    names = ("q_proj", "k_proj", "v_proj", "o_proj")
-    return [(size, (f"self_attn.{name}", f"attn.{name}")) for size, name in zip(sizes, names, strict=True)]
+    fused = ("qkv_proj", "qkv_proj", "qkv_proj", "o_proj")
+    matrices = zip(sizes, ("q_proj", "k_proj", "v_proj", "o_proj"), fused, strict=True)
+    return [
+        (size, tuple(f"{part}.{name}" for part in ("self_attn", "attn") for name in names)) for size, *names in matrices
+    ]
 
 
 def _mixers(model: Model) -> list[tuple[float, tuple[str, ...]]]:

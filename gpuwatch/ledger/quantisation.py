@@ -105,10 +105,7 @@ def quantisation_of(config: Mapping[str, Any]) -> Quantisation | None:
     return _described(found) if isinstance(found, dict) else None
 
 
-_KEPT = (
-    *("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "llm_int8_skip_modules"),
-    *("exclude", "skip_modules"),
-)
+_KEPT = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "llm_int8_skip_modules")
 """Fields that name modules which stay as they were."""
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 PLAIN = ("lm_head", "embed")
+_KEPT = {"quark": "exclude", "hqq": "skip_modules"}
+"""Fields that name modules which stay as they were."""
 _MOST_GROUP = 2**20
 _TORCHAO = (
     (re.compile(r"int4_?weight_?only(config)?"), Quantisation("torchao", 4, 128, 16, 16)),
@@ -38,7 +40,11 @@ def stated(method: str, found: Mapping[str, Any], kept: tuple[str, ...]) -> Quan
     """Return how the weights are stored by a config of one of these methods; None where it does not say."""
     reader = _READERS.get(method)
     read = reader(found) if reader is not None else None
-    return None if read is None else replace(read, kept=kept or PLAIN)
+    if read is None:
+        return None
+    named = found.get(_KEPT.get(method, ""))
+    kept = (*kept, *map(str, named)) if isinstance(named, list) else kept
+    return replace(read, kept=kept or PLAIN)
 
 
 def _hqq(found: Mapping[str, Any]) -> Quantisation | None:

@@ -149,6 +149,40 @@ def test_modules_that_no_group_names_stay_as_they_were():
     assert (found.attention, found.dense) == (2, (4 + 16 / 128) / 8)
 
 
+def test_names_that_no_module_has_mean_all_of_them():
+    found = bytes_of(read(compressed(group(4, "int", "re:.*blocks.*", group_size=128, strategy="group"))))
+    assert found.attention == found.dense == (4 + 16 / 128) / 8
+
+
+@pytest.mark.parametrize("name", ["gate_up_proj", "feed_forward.w1"])
+def test_modules_are_known_by_the_names_of_several_kinds_of_models(name):
+    found = bytes_of(read(compressed(group(8, "float", f"re:.*{name}$"))))
+    named = {"gate_up_proj": 2}.get(name, 1)  # of three matrices of equal size
+    assert found.attention == 2
+    assert found.dense == pytest.approx((named * 1 + (3 - named) * 2) / 3)
+
+
+@pytest.mark.parametrize(
+    "quantisation",
+    [
+        {
+            "quant_method": "quark",
+            "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}},
+            "exclude": ["lm_head", "re:.*self_attn.*"],
+        },
+        {
+            "quant_method": "hqq",
+            "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64}},
+            "skip_modules": ["lm_head", "self_attn"],
+        },
+    ],
+)
+def test_modules_that_such_configs_leave_out_stay_as_they_were(quantisation):
+    found = bytes_of(read(quantisation))
+    assert found.attention == 2
+    assert found.dense <= 1
+
+
 def test_a_group_of_some_layers_counts_for_those():
     first, other = r"re:.*layers\.[0-9]\.mlp.*", "Linear"
     found = bytes_of(read(compressed(group(8, "float", other), group(4, "int", first, group_size=128))))
