@@ -136,7 +136,14 @@ _SECRETS = (
         r"(?P<keep>\b(?:Authorization|Proxy-Authorization|X-Api-Key)['\"]?\s*[:=]\s*['\"]?)[^'\",]+", re.IGNORECASE
     ),
     # A cookie of a browser or a gateway logs in whoever has it; its attributes have commas in their dates.
-    re.compile(r"(?P<keep>\b(?:Set-)?Cookie['\"]?\s*:\s*['\"]?)[^'\"\s][^'\"]*", re.IGNORECASE),
+    re.compile(
+        r"(?P<keep>\b(?:Set-)?Cookies?['\"]?\s*(?::\s*['\"]?|=\s*))(?:\{[^}]*\}?|[^'\"\s{][^'\"]*|['\"][^'\"]*)",
+        re.IGNORECASE,
+    ),
+    re.compile(  # headers as ASGI has them
+        r"(?P<keep>\(\s*b?['\"](?:set-cookie|cookie|(?:proxy-)?authorization|x-api-key)['\"],\s*b?['\"])[^'\"]+",
+        re.IGNORECASE,
+    ),
     re.compile(r"(?P<keep>\bBearer\s+)[\w.~+/=-]{16,}", re.IGNORECASE),
     re.compile(r"(?P<keep>\b[a-z][a-z0-9+.-]*://)[^/\s@'\"]+(?=@)", re.IGNORECASE),
     re.compile(

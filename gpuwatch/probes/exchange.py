@@ -15,7 +15,7 @@ FEWEST_PIECES = 8
 PIECES_AT_ONCE = 4
 """Where so many pieces come with each read on average, the stream was held back."""
 FASTEST_PIECE = 0.0002
-"""Seconds between two pieces that no engine is faster than."""
+"""Seconds between two tokens that no engine is faster than."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ class Reply:
 
     @property
     def decode_rate(self) -> float | None:
-        """Tokens per second after the first token; None where fewer than two came, or the stream was held back."""
+        """Tokens per second after the first token; None where fewer than two came, or faster than any engine is."""
         if len(self.token_times) < 2 or self.buffered:
             return None
         seconds = self.token_times[-1] - self.token_times[0]
         later = self.generated - self.first_tokens
-        return later / seconds if seconds > 0 and later > 0 else None
+        return later / seconds if later > 0 and seconds >= FASTEST_PIECE * later else None

@@ -13,6 +13,7 @@ Outcome: TypeAlias = Literal[
     "sequences",
     "queued",
     "apart",
+    "unclear",
     "preempted",
     "cut",
     "ignored",
@@ -27,7 +28,8 @@ Outcome: TypeAlias = Literal[
 """What became of a wave of which not every request went well.
 
 sequences: not all ran at the same time although the pool had room, and the page shows how many did; queued: the pool
-had none; apart: not all ran at the same time, and nothing shows why; stopped: by the probe.
+had none; apart: not all ran at the same time, and nothing is known of the pool; unclear: neither did they, or it is
+not certain, although all would fit by the server's figures, and nothing shows why; stopped: by the probe.
 cut: fewer prompt tokens were counted than were sent; ignored: an answer without one token.
 """
 
@@ -81,7 +83,7 @@ class Point:
     @property
     def begun(self) -> bool:
         """Whether the server accepted the requests, whatever came of them."""
-        return self.outcome in ("ok", "sequences", "queued", "apart", "preempted", "timeout")
+        return self.outcome in ("ok", "sequences", "queued", "apart", "unclear", "preempted", "timeout")
 
     def row(self, gpu_before: float | None) -> dict[str, Value]:
         """Return the point as a row of a result; `gpu_before` are the bytes of the fullest GPU before the probe."""

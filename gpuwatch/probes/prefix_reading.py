@@ -65,7 +65,7 @@ def send(run: Run, asks: Sequence[Ask], concurrency: int = 1, *, tells: bool = F
     replies = run.ask_all(asks, concurrency)
     if any(reply.kind == "cancelled" for reply in replies) or run.over:
         return Seen(ended=True)
-    failed = next((reply for reply in replies if not reply.ok and not reply.token_times), None)
+    failed = next((reply for reply in replies if not reply.answered), None)
     if failed is not None:
         return Seen(detail=failed.error, refused=True, kind=failed.kind)
     tokens, ttft = _tokens(asks, replies), _median([_first_token(reply) for reply in replies])

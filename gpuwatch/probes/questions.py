@@ -136,7 +136,9 @@ def usable_lengths(
     while length < most:
         lengths.append(length)
         length *= 2
-    return (*lengths, most) if most >= 1 else ()
+    if most < 1:
+        raise ProbeError(f"the server takes {limit or 0:,} tokens with the answer: too few for a question")
+    return (*lengths, most)
 
 
 def _room(pool: Pool | None, answer: int) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuwatch.probes.client import ProbeError
 from gpuwatch.probes.limits import read_pool, read_setting
@@ -34,7 +34,8 @@ _HALVINGS = 5
 """Halvings from a length that broke to a 32nd of it."""
 TRIES_APART = 2
 """Further waves where requests did not run at the same time and nothing shows why: a busy machine may be why."""
-_READ = ("ok", "sequences", "queued", "apart", "preempted")
+_UNCLEAR = ("apart", "unclear")
+_READ = ("ok", "sequences", "queued", *_UNCLEAR, "preempted")
 """Waves of which every request was answered."""
 
 
@@ -67,13 +68,17 @@ class RampOptions:
 
 @dataclass(slots=True)
 class Search:
-    """The search at one concurrency: the longest length that went well, and the shortest that did not."""
+    """The search at one concurrency: the longest length that went well, and the shortest that did not.
+
+    `low` is the longest that broke nothing, whether or not all requests ran at the same time.
+    """
 
     concurrency: int
     cap: int
     why_cap: str
     good: Point | None = None
     bad: Point | None = None
+    low: int = 0
     points: list[Point] = field(default_factory=list)
 
     @property
@@ -97,11 +102,27 @@ class Search:
         """Whether at least one request was answered."""
         return any(point.ttft is not None or point.outcome == "ignored" or point.buffered for point in self.points)
 
-    def limited_to(self, running: float | None) -> bool:
-        """Return whether a wave with room in the pool had no more requests running: then the pool is not the limit."""
-        return running is not None and any(
-            point.outcome == "sequences" and point.running == running for point in self.points
-        )
+    def take(self, point: Point) -> None:
+        """Take a wave that broke nothing."""
+        self.low = point.sent_tokens
+        if point.outcome != "unclear":
+            self.good = point
+
+    def judged(self, point: Point) -> Point:
+        """Lay a wave to the limit on sequences where as many ran as with room in the pool, which shows that limit."""
+        most = None if self.sequences is None else self.sequences.running
+        if most is None or point.running != most or point.outcome not in ("queued", "unclear"):
+            return point
+        return replace(point, outcome="sequences", detail=f"no more than {most:.0f} ever ran")
+
+    def settle(self) -> None:
+        """Judge again, by what all waves showed, those that came before the limit on sequences was seen."""
+        if self.sequences is None:
+            return
+        self.points = [self.judged(point) for point in self.points]
+        broken = [point for point in self.points if point.broken]
+        self.good = self.sequences
+        self.bad = min(broken, key=lambda point: point.sent_tokens, default=None)
 
 
 @dataclass(slots=True)
@@ -143,6 +164,7 @@ class Ramp:
             self._double(search)
             if search.bad is not None and search.bad.broken and not self._must_stop(search.bad):
                 self._bisect(search)
+            search.settle()
             if self.stopped:
                 break
         return searches
@@ -176,7 +198,7 @@ class Ramp:
                 self._must_stop(point)
                 self._revise(search)
                 return
-            search.good = point
+            search.take(point)
             if self._revise(search):
                 return
             if length >= search.cap or self._near_the_edge(search):
@@ -187,7 +209,7 @@ class Ramp:
         while not self.stopped:
             assert search.bad is not None
             step = self.resolution(search)
-            low, high = search.good.sent_tokens if search.good is not None else 0, search.bad.sent_tokens
+            low, high = search.low, search.bad.sent_tokens
             if high - low <= step:
                 return
             point = self._measure(search, (low + high) // 2)
@@ -198,7 +220,7 @@ class Ramp:
                 search.bad = point
                 self._must_stop(point)
             else:
-                search.good = point
+                search.take(point)
             self._revise(search)
 
     def _revise(self, search: Search) -> bool:
@@ -221,7 +243,8 @@ class Ramp:
         search.good = max(whole, key=lambda point: point.sent_tokens, default=None)
         broken = [point for point in search.points if point.broken]
         search.bad = min(broken, key=lambda point: point.sent_tokens, default=search.bad)
-        self.whole = min(self.whole, search.good.sent_tokens if search.good is not None else 0)
+        search.low = search.good.sent_tokens if search.good is not None else 0
+        self.whole = min(self.whole, search.low)
         return True
 
     def resolution(self, search: Search) -> int:
@@ -235,14 +258,13 @@ class Ramp:
         points = []
         for _ in range(self.options.repeats):
             points.append(self._together(search.concurrency, length))
-            if points[-1].outcome not in ("ok", "sequences"):
+            if points[-1].outcome not in ("ok", "sequences", "unclear"):
                 break
         point = points[-1]
         if len(points) > 1 and not point.broken:
             timed = sorted((each for each in points if each.ttft is not None), key=lambda each: each.ttft or 0.0)
             point = timed[len(timed) // 2] if timed else point
-        if point.outcome in ("queued", "apart") and search.limited_to(point.running):
-            point = replace(point, outcome="sequences", detail=f"no more than {point.running:.0f} ever ran")
+        point = search.judged(point)
         search.points.append(point)
         return point
 
@@ -255,22 +277,23 @@ class Ramp:
         room = self.room(concurrency)
         spare = None if self.pool is None else self.pool.each(concurrency) - length - self.options.output
         fits = spare is not None and spare >= 0
-        point = self._wave(concurrency, length, min(room, spare) if spare is not None and fits else room)
-        for _ in range(TRIES_APART if point.outcome == "apart" else 0):
+        least = min(room, spare) if spare is not None and fits else room
+        point = self._wave(concurrency, length, least, capped=least < room)
+        for _ in range(TRIES_APART if point.outcome in _UNCLEAR else 0):
             again = self._wave(concurrency, length, room)
-            if again.outcome not in ("apart", "queued", "preempted") or not fits:
+            if again.outcome not in (*_UNCLEAR, "queued", "preempted") or not fits:
                 point = again
-            if point.outcome != "apart":
+            if point.outcome not in _UNCLEAR:
                 break
         return point
 
-    def _wave(self, concurrency: int, length: int, room: int) -> Point:
+    def _wave(self, concurrency: int, length: int, room: int, *, capped: bool = False) -> Point:
         self.waves += 1
         words = f"{concurrency} x {length:,} tokens"
         self.run.report(self.waves, max(self.waves + 1, self.expected_waves()), words)
         name = f"{self.run.seed}/{self.run.started}/{self.waves}"
-        output, pool, single = self.options.output, self.pool, self.single
-        seen = wave(self.run, length, concurrency, output, room=room, pool=pool, name=name, single=single)
+        more: dict[str, Any] = {"room": room, "pool": self.pool, "name": name, "single": self.single}
+        seen = wave(self.run, length, concurrency, self.options.output, capped=capped, **more)
         return self._read_whole(seen, length, name)
 
     def _read_whole(self, point: Point, length: int, name: str) -> Point:

@@ -68,8 +68,9 @@ def conclusion(ramp: Ramp, searches: Sequence[Search]) -> Iterator[str]:
                 yield _HELD_UP.format(room=ramp.room(search.concurrency))
         elif search.carried:
             yield f"{who}: every length up to {search.carried:,} tokens goes well{_end(ramp, search)}."
-        elif search.points:
+        elif search.points and search.points[-1].outcome != "unclear":
             yield f"{who}: nothing could be measured ({search.points[-1].detail or search.points[-1].outcome})."
+        yield from _unclear(search, who)
         yield from _compared(ramp, search)
     if not any(search.measured for search in searches):
         yield "No request was answered: nothing is known about the limits of this server."
@@ -96,7 +97,13 @@ def _seen(ramp: Ramp, points: Sequence[Point]) -> Iterator[str]:
         )
     elif ramp.counts is False:
         yield "The server counts no prompt tokens: whether it read every prompt whole cannot be seen."
-    if any(point.buffered for point in points):
+    timed = [point for point in points if point.ttft is not None or point.buffered]
+    if any(point.buffered for point in timed) and not all(point.buffered for point in timed):
+        yield (
+            "Some streams came in one piece: the machine was too busy to read or send them as they were made. Such "
+            "waves have no times."
+        )
+    elif timed and all(point.buffered for point in timed):
         yield (
             "The stream comes in one piece at its end: what stands in front of the server holds it back (nginx: "
             "proxy_buffering off). Times to first token and rates of prefill and decoding are not known, nor whether "
@@ -114,9 +121,19 @@ def _seen(ramp: Ramp, points: Sequence[Point]) -> Iterator[str]:
         yield "Waves in which requests were sent back have no prefill and output rates: their seconds hold the pauses."
 
 
+def _unclear(search: Search, who: str) -> Iterator[str]:
+    """Say which waves show neither that all their requests ran at the same time nor what kept them apart."""
+    lengths = sorted(point.prompt_tokens for point in search.points if point.outcome == "unclear")
+    if lengths and search.sequences is None:
+        yield (
+            f"{who} of {', '.join(f'{length:,}' for length in lengths)} tokens were answered, and all fit by the "
+            "server's figures; that they ran at the same time is not shown: a busy machine, or a limit on sequences."
+        )
+
+
 def held_up(ramp: Ramp, search: Search) -> bool:
     """Return whether requests waited for others that the probe itself kept going."""
-    waiting = ("sequences", "queued", "apart")
+    waiting = ("sequences", "queued", "apart", "unclear")
     waited = any(point.outcome in waiting and point.ttft is not None for point in search.points)
     return waited and ramp.room(search.concurrency) > 0
 
@@ -166,9 +183,7 @@ def _compared(ramp: Ramp, search: Search) -> Iterator[str]:
     ):
         return
     step = ramp.resolution(search)
-    held = search.good.held_tokens if search.good is not None else None
-    carried = search.carried if held is None else max(search.carried, held - ramp.options.output)
-    away = due - carried
+    away = due - search.carried
     if -step <= away <= step:
         yield f"That is what the server's figures give: {due:,} tokens, within one step of {step:,}."
     else:
@@ -185,7 +200,7 @@ def _speed(searches: Sequence[Search]) -> Iterator[str]:
             continue
         first, last = good[0], good[-1]
         yield (
-            f"Time to first token grows from {first.ttft:.3g} s at {first.prompt_tokens:,} tokens to {last.ttft:.3g} s "
+            f"Time to first token goes from {first.ttft:.3g} s at {first.prompt_tokens:,} tokens to {last.ttft:.3g} s "
             f"at {last.prompt_tokens:,}; prefill goes from {first.prefill_rate:,.0f} to {last.prefill_rate:,.0f} "
             "tokens/s."
         )
@@ -205,7 +220,7 @@ def findings(run: Run, pool: Pool | None, accepted: int = 0) -> tuple[Finding, .
     return (
         Finding(
             id="max_model_len_exceeds_kv",
-            severity="critical",
+            severity="warning",
             title="One full-length request does not fit into the KV pool",
             cause=(
                 f"A request of {limit:,} tokens can never be served: the KV pool has room for {pool.usable:,} tokens. "

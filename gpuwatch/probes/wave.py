@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.probes.meter import watched
-from gpuwatch.probes.wave_judge import full_at, judge
+from gpuwatch.probes.wave_judge import Seen, full_at, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +32,8 @@ class _Hold:
 
     def __init__(self, requests: int, output: int, linger: float) -> None:
         self._missing = set(range(requests))
+        self._begun: set[int] = set()
+        self._ended: set[int] = set()
         self._output, self._linger = output, linger
         self._lock = threading.Lock()
         self._together: float | None = None
@@ -44,6 +46,7 @@ class _Hold:
             if tokens >= self._output:
                 self.arrive(index)
             with self._lock:
+                self._begun.add(index)
                 at = self._together
             return at is not None and tokens >= self._output and time.monotonic() >= at + self._linger
 
@@ -63,7 +66,13 @@ class _Hold:
         """Take note of the end of a request."""
         with self._lock:
             self.over = True
+            self._ended.add(index)
         self.arrive(index)
+
+    def generating(self) -> int:
+        """Return how many requests have a token and no end yet."""
+        with self._lock:
+            return len(self._begun - self._ended)
 
     def arrive(self, index: int) -> None:
         with self._lock:
@@ -89,8 +98,9 @@ class _Hold:
 class _Watch:
     """Sees why requests wait, and ends the holding when it is certain that the pool is too small.
 
-    It is after a preemption, or when two looks in a row show requests that wait and no room for one of them. `seats` is
-    how many ran where two looks in a row show as many, others that wait, and room for one of those with its answer.
+    It is after a preemption, or when two looks in a row show requests that wait and no room for one of them. A prompt
+    takes its room of the pool bit by bit; only when all that run generate does the page show what they hold. For
+    `seats` and `beside` see `wave_judge.Seen`.
 
     Args:
         hold: Of the wave.
@@ -103,26 +113,30 @@ class _Watch:
     def __init__(self, hold: _Hold, pool: Pool | None, tokens: int, answer: int, preempted: float | None) -> None:
         self._hold, self._pool, self._preempted = hold, pool, preempted
         self._tokens, self._answer = tokens, answer
-        self._full_before, self._beside = False, 0.0
+        self._full_before, self._ran_before = False, 0.0
         self.seats: float | None = None
+        self.beside: float | None = None
 
     def look(self, reading: Reading | None, began: float) -> None:
         """Take one look at the page; `began` is the monotonic time before it, None a page that was not read."""
+        generating = self._hold.generating()
         self._hold.seen(began, read=reading is not None)
         if reading is None:
             return
         preempted = reading.total("preemptions_total")
         more = preempted is not None and self._preempted is not None and preempted > self._preempted
         waiting, running = reading.total("requests_waiting"), reading.total("requests_running") or 0.0
+        if self._hold.looked:
+            self.beside = max(running, self.beside or 0.0)
         full = bool(waiting) and self._full(reading.least("kv_cache_usage_ratio"), self._tokens) is True
         if more or (full and self._full_before):
             self._hold.give_up()
         self._full_before = full
         further = self._tokens + (1 + running) * self._answer
         room = bool(waiting) and self._full(reading.most("kv_cache_usage_ratio"), further) is False
-        if room and running and running == self._beside:
+        if room and 0 < running == self._ran_before and generating >= running:
             self.seats = max(running, self.seats or 0.0)
-        self._beside = running if room else 0.0
+        self._ran_before = running if room else 0.0
 
     def _full(self, usage: float | None, tokens: float) -> bool | None:
         """Return whether a pool used to this share has no room for so many tokens; None where it is not known."""
@@ -139,6 +153,7 @@ def wave(
     pool: Pool | None,
     name: str,
     single: bool = True,
+    capped: bool = False,
 ) -> Point:
     """Send `concurrency` different prompts of `tokens` tokens at once and return what was seen.
 
@@ -154,6 +169,7 @@ def wave(
         pool: The KV pool, where it is known.
         name: Makes the prompts of this wave different from those of others.
         single: Whether each piece of this server's streams is one token.
+        capped: Whether `room` is small, so that a request may end by itself right when all are there.
     """
     held = min(room, MOST_HELD) if concurrency > 1 else 0
     hold = _Hold(concurrency, output, LINGER_SECONDS if run.server.has_metrics else 0.0)
@@ -179,18 +195,15 @@ def wave(
                 replies = list(threads.map(send, range(concurrency)))
     if concurrency == 1 and not hold.looked:
         peaks.kv_usage = None  # all looks came before the prompt was whole in the pool
-    preempted = _more_preemptions(sofar, run.metrics())
-    return judge(
-        replies,
-        tokens,
+    seen = Seen(
         peaks,
-        preempted=preempted,
-        pool=pool,
-        over=run.over,
-        words=run.vocabulary,
-        single=single,
-        seats=watch.seats,
+        _more_preemptions(sofar, run.metrics()),
+        pool,
+        watch.seats,
+        watch.beside if run.server.engine == "vllm" else None,
+        output + held if held > 0 and not capped else None,
     )
+    return judge(replies, tokens, seen, over=run.over, words=run.vocabulary, single=single)
 
 
 def _more_preemptions(before: float | None, after: Reading | None) -> int | None:

@@ -24,25 +24,65 @@ _TEXT = Vocabulary()
 """Prompts of text, whose tokens per word the server counted."""
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of a wave from outside its streams.
+
+    Attributes:
+        peaks: Of the engine's page and of the GPUs.
+        preempted: Preemptions; None: the page does not count them.
+        pool: The KV pool; None: not known.
+        seats: Requests that ran in two looks in a row while others waited and the pool had room for one of them.
+        beside: Requests that ran by a look at the page that began when all had begun to generate, and was over before
+            one of them ended; None: there was no such look, or the page lags behind the streams (SGLang's).
+        allowance: Tokens of a request that was held for others and not let go: it may have ended before they began,
+            and its stream been read late. None: it says nothing.
+    """
+
+    peaks: Peaks
+    preempted: int | None = None
+    pool: Pool | None = None
+    seats: float | None = None
+    beside: float | None = None
+    allowance: int | None = None
+
+    def full(self, tokens: int) -> bool:
+        """Return whether the pool was once too full for a prompt of so many tokens."""
+        usage = self.peaks.kv_usage
+        return usage is not None and self.pool is not None and full_at(usage, self.pool, tokens)
+
+    def waited(self, tokens: int, requests: int) -> bool:
+        """Return whether the page shows that requests waited: fewer ran than were sent, or the pool was full."""
+        running = self.peaks.running
+        return self.full(tokens) or (running is not None and running < requests)
+
+    def together(self, replies: Sequence[Reply]) -> bool:
+        """Return whether all requests were being answered at some moment, by their streams and the page."""
+        if not _overlap(replies):
+            return False
+        if self.beside is not None:
+            return self.beside >= len(replies)
+        running = self.peaks.running
+        if self.allowance is None or (running is not None and running >= len(replies)):
+            return True
+        return all(reply.generated < self.allowance for reply in replies)
+
+
 def judge(
     replies: Sequence[Reply],
     tokens: int,
-    peaks: Peaks,
+    seen: Seen,
     *,
-    preempted: int | None,
-    pool: Pool | None,
     over: str = "",
     words: Vocabulary = _TEXT,
     single: bool = True,
-    seats: float | None = None,
 ) -> Point:
     """Return what the replies of one wave say together.
 
     `words` made the prompts of `tokens` tokens. `single`: pieces are tokens, so they can be counted where
-    the server did not say how many tokens came. `seats`: requests that ran, again and again, while others waited
-    and the pool had room for one of them.
+    the server did not say how many tokens came.
     """
-    seen = Seen(peaks, preempted, pool, seats)
+    peaks = seen.peaks
     outcome, detail = _outcome(replies, tokens, seen, over=over, words=words)
     good = [reply for reply in replies if reply.answered and reply.first_token is not None]
     whole = len(good) == len(replies)
@@ -75,7 +115,7 @@ def judge(
         else None,
         kv_usage=peaks.kv_usage,
         running=peaks.running,
-        preemptions=preempted,
+        preemptions=seen.preempted,
         held_tokens=max((length + reply.generated for reply in good), default=None) if known and whole else None,
         gpu_bytes=fullest[0] if fullest else None,
         gpu_size=fullest[1] if fullest else None,
@@ -105,39 +145,16 @@ def _held(replies: Sequence[Reply], tokens: int, seen: Seen) -> tuple[Outcome, s
     """Return whether requests that were all answered were in the KV pool at the same time, and what shows why not."""
     if seen.preempted:
         return "preempted", f"{seen.preempted} preemption{'s' if seen.preempted > 1 else ''}"
-    if len(replies) == 1 or _together(replies):
-        return "ok", ""
-    if all(reply.buffered for reply in replies) and not seen.waited(tokens, len(replies)):
+    unseen = all(reply.buffered for reply in replies) and not seen.waited(tokens, len(replies))
+    if len(replies) == 1 or seen.together(replies) or unseen:
         return "ok", ""
     if seen.full(tokens) or (seen.pool is not None and seen.pool.each(len(replies)) < tokens):
         return "queued", "not all were in the KV pool at the same time"
     running = seen.peaks.running
-    if seen.seats is not None and seen.seats == running and _side_by_side(replies) <= running < len(replies):
+    if seen.seats is not None and seen.seats == running and running < len(replies):
         return "sequences", f"not all ran at the same time although the KV pool had room, at most {running:.0f} ran"
-    return "apart", "no page that shows why" if running is None else "the metrics page does not show why"
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What the engine's own figures showed while a wave ran.
-
-    `seats`: requests that ran in two looks in a row while others waited and the pool had room for one of them.
-    """
-
-    peaks: Peaks
-    preempted: int | None
-    pool: Pool | None
-    seats: float | None = None
-
-    def full(self, tokens: int) -> bool:
-        """Return whether the pool was once too full for a prompt of so many tokens."""
-        usage = self.peaks.kv_usage
-        return usage is not None and self.pool is not None and full_at(usage, self.pool, tokens)
-
-    def waited(self, tokens: int, requests: int) -> bool:
-        """Return whether the page shows that requests waited: fewer ran than were sent, or the pool was full."""
-        running = self.peaks.running
-        return self.full(tokens) or (running is not None and running < requests)
+    unclear: tuple[Outcome, str] = "unclear", "that all ran at the same time is not shown, nor why they would not"
+    return ("apart", "no page that shows why") if seen.pool is None else unclear
 
 
 def full_at(usage: float, pool: Pool, tokens: float) -> bool:
@@ -160,13 +177,7 @@ def _unread(replies: Sequence[Reply], tokens: int, words: Vocabulary) -> tuple[O
     return None
 
 
-def _together(replies: Sequence[Reply]) -> bool:
-    """Return whether at some moment all requests had begun to generate and none had ended."""
+def _overlap(replies: Sequence[Reply]) -> bool:
+    """Return whether at some moment all streams had begun and none had ended."""
     firsts = [reply.first_token for reply in replies if reply.first_token is not None]
     return len(firsts) == len(replies) and max(firsts) < min(reply.ended for reply in replies)
-
-
-def _side_by_side(replies: Sequence[Reply]) -> int:
-    """Return the most requests that generated at the same moment, by their streams."""
-    spans = [(reply.first_token, reply.ended) for reply in replies if reply.first_token is not None]
-    return max((sum(first <= start < end for first, end in spans) for start, _ in spans), default=0)

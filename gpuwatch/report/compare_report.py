@@ -162,9 +162,9 @@ def _difference(row: Row) -> str:
         return NONE
     if math.isinf(known.difference) or any(row.at_most):
         return " → ".join(_figure(row, which) for which in (0, 1))
-    bounds = (
-        "" if known.low is None or known.high is None else f" ({_more(row, known.low)} to {_more(row, known.high)})"
-    )
+    bounds = " (cannot be bounded)" if known.p is not None else ""
+    if known.low is not None and known.high is not None:
+        bounds = f" ({_more(row, known.low)} to {_more(row, known.high)})"
     return _more(row, known.difference) + bounds
 
 

@@ -10,7 +10,7 @@ the length of a block, so the interval is rather too wide.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +30,10 @@ SURE_DRAWS = 0.975
 """A figure is infinite for sure where so many draws are."""
 FARTHEST_SHARE = math.log(100)
 WIDEST_SHARE = math.log(10)
-"""Beyond a hundredfold, or bounds a factor of ten from it, a difference as a share of the first value says nothing."""
+"""Beyond a hundredfold, or bounds a factor of ten from it, a difference as a share of the first value says nothing.
+
+Nor do bounds in the figure's unit that are farther from it than the larger value: then there are none.
+"""
 _SAME = 1e-9
 """Values that differ by less than this part are the same."""
 
@@ -53,7 +56,8 @@ class Comparison:
 
     `relative` says that difference and bounds are shares of the first value. Both values allow it when positive, and
     where it says something: not where one is nearly nothing, nor where hardly anything bounds it.
-    `p` is the chance of a difference at least as large where there is none. None: too short to say.
+    `p` is the chance of a difference at least as large where there is none. None: too short to say, or scattered too
+    much to bound it.
     """
 
     difference: float
@@ -141,7 +145,12 @@ def compare(first: Estimate, second: Estimate) -> Comparison:
     known = _held_against(first, second, relative=True)
     far = abs(math.log1p(known.difference)) > FARTHEST_SHARE
     wide = known.high is not None and math.log1p(known.high) - math.log1p(known.difference) > WIDEST_SHARE
-    return _held_against(first, second, relative=False) if far or wide else known
+    if not far and not wide:
+        return known
+    absolute = _held_against(first, second, relative=False)
+    if absolute.high is not None and absolute.high - absolute.difference > max(first.value, second.value):
+        return replace(absolute, low=None, high=None)
+    return absolute
 
 
 def _held_against(first: Estimate, second: Estimate, *, relative: bool) -> Comparison:

@@ -126,7 +126,7 @@ def test_a_pool_smaller_than_the_context_is_caught(smaller_than_its_context):
     assert facts(result)["max_model_len"] == 4096
     assert facts(result)["kv_pool_tokens"] == 2048
     finding = result["findings"][0]
-    assert (finding["id"], finding["severity"]) == ("max_model_len_exceeds_kv", "critical")
+    assert (finding["id"], finding["severity"]) == ("max_model_len_exceeds_kv", "warning")
     assert finding["advice"][0]["flag"] == "--context-length"
     rows = {row["request"]: row for row in result["rows"]}
     assert "full length" not in rows

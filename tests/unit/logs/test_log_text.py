@@ -94,6 +94,12 @@ def test_no_prompt_and_no_answer_gets_through(line):
         "cookie: session=s3cr3t-value; theme=dark",
         "Set-Cookie: id=s3cr3t-value; Expires=Wed, 21 Oct 2026 07:28:00 GMT; HttpOnly",
         "headers={'cookie': 'session=s3cr3t-value'}",
+        "request cookies={'sid': 's3cr3t-value'} from 10.0.0.1",
+        "cookie=s3cr3t-value",
+        "cookies: {'sid': 's3cr3t-value'}",
+        "headers: [(b'host', b'a'), (b'cookie', b'sid=s3cr3t-value'), (b'accept', b'*/*')]",
+        "headers: [(b'authorization', b'Basic czpzM2NyM3Q=s3cr3t')]",
+        "headers: [(b'x-api-key', b's3cr3t-value')]",
     ],
 )
 def test_no_key_token_or_password_gets_through(line):

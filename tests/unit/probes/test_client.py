@@ -171,7 +171,7 @@ def test_a_long_error_is_cut_and_has_no_control_characters():
 
 
 def test_a_completion_has_its_times_and_counts():
-    reply = one(look=True, request=ask(tokens=5))
+    reply = one(look=True, request=ask(tokens=5), decode_seconds=0.03)
     assert reply.ok
     assert (reply.prompt_tokens, reply.completion_tokens, reply.status, reply.kind) == (20, 5, 200, "ok")
     assert len(reply.token_times) == 5

@@ -23,7 +23,7 @@ from gpuwatch.probes.run import GONE, INTERRUPTED, OUT_OF_TIME, Run
 from gpuwatch.probes.stream import Events
 from gpuwatch.probes.vocabulary import Vocabulary
 from gpuwatch.probes.wave import _Hold, _Watch
-from gpuwatch.probes.wave_judge import judge
+from gpuwatch.probes.wave_judge import Seen, judge
 from tests.unit.probes.engine import Engine, serving
 
 GIB = 1 << 30
@@ -62,7 +62,7 @@ POOL = Pool(tokens=5120, block=128, blocks=39)
 
 
 def test_the_figures_of_a_wave():
-    point = judge([reply(1.0, 3.0), reply(2.0, 4.0)], 1000, Peaks(kv_usage=0.4), preempted=0, pool=POOL)
+    point = judge([reply(1.0, 3.0), reply(2.0, 4.0)], 1000, Seen(Peaks(kv_usage=0.4), 0, POOL))
     assert (point.outcome, point.concurrency, point.prompt_tokens) == ("ok", 2, 1000)
     assert (point.ttft, point.ttft_most) == (1.5, 2.0)
     assert point.prefill_rate == 1000.0  # 2,000 prompt tokens until the last first token at 2 s
@@ -74,36 +74,57 @@ def test_the_figures_of_a_wave():
 def test_requests_that_never_overlap_are_queued_when_the_pool_was_full():
     replies = [reply(1.0, 3.0), reply(3.5, 5.0)]
     # 39 blocks, 80 % used: 998 tokens are left, and a prompt of 1,000 takes 1,024
-    full = judge(replies, 1000, Peaks(kv_usage=0.8), preempted=0, pool=POOL)
+    full = judge(replies, 1000, Seen(Peaks(kv_usage=0.8), 0, POOL))
     assert full.outcome == "queued"
     assert full.broken
     assert full.prefill_rate is None
     # two prompts of 3,000 take 48 blocks, whatever a page says that lags
     long = [reply(1.0, 3.0, prompt_tokens=3000), reply(3.5, 5.0, prompt_tokens=3000)]
-    beyond = judge(long, 3000, Peaks(kv_usage=0.0, running=1.0), preempted=0, pool=POOL, seats=1.0)
+    beyond = judge(long, 3000, Seen(Peaks(kv_usage=0.0, running=1.0), 0, POOL, seats=1.0))
     assert beyond.outcome == "queued"
 
 
-def test_a_limit_on_sequences_is_told_only_where_the_page_shows_it_and_the_streams_allow_it():
+def test_a_limit_on_sequences_is_told_only_where_the_page_shows_it():
     replies = [reply(1.0, 3.0), reply(3.5, 5.0)]
     one = Peaks(kv_usage=0.5, running=1.0)
-    seen = judge(replies, 1000, one, preempted=0, pool=POOL, seats=1.0)
+    seen = judge(replies, 1000, Seen(one, 0, POOL, seats=1.0))
     assert (seen.outcome, seen.broken) == ("sequences", False)
     assert "at most 1 ran" in seen.detail
-    once = judge(replies, 1000, one, preempted=0, pool=POOL)  # requests waited in no two looks in a row
-    assert (once.outcome, once.detail, once.broken) == ("apart", "the metrics page does not show why", True)
-    lagging = judge(replies, 1000, Peaks(kv_usage=0.0, running=0.0), preempted=0, pool=POOL)
-    assert lagging.outcome == "apart"
-    later = judge(replies, 1000, Peaks(kv_usage=0.5, running=2.0), preempted=0, pool=POOL, seats=1.0)
-    assert later.outcome == "apart"  # one place at first, two later
-    # three streams of which two overlap: a page that shows one at a time is an old one
-    three = judge([*replies, reply(1.5, 3.2)], 1000, one, preempted=0, pool=POOL, seats=1.0)
-    assert three.outcome == "apart"
-    unknown = judge(replies, 1000, Peaks(), preempted=None, pool=None)
-    assert (unknown.outcome, unknown.detail) == ("apart", "no page that shows why")
+    once = judge(replies, 1000, Seen(one, 0, POOL))  # requests waited in no two looks in a row
+    assert (once.outcome, once.broken) == ("unclear", False)
+    assert "that all ran at the same time is not shown" in once.detail
+    lagging = judge(replies, 1000, Seen(Peaks(kv_usage=0.0, running=0.0), 0, POOL))
+    assert lagging.outcome == "unclear"
+    later = judge(replies, 1000, Seen(Peaks(kv_usage=0.5, running=2.0), 0, POOL, seats=1.0))
+    assert later.outcome == "unclear"  # one place at first, two later
+    unknown = judge(replies, 1000, Seen(Peaks()))
+    assert (unknown.outcome, unknown.detail, unknown.broken) == ("apart", "no page that shows why", True)
+
+
+def test_streams_that_overlap_show_nothing_where_they_were_read_late():
+    def outcome(running, **more):
+        return judge(replies, 1000, Seen(Peaks(kv_usage=0.3, running=running), 0, POOL, **more)).outcome
+
+    replies = [reply(1.0, 3.0, completion_tokens=528), reply(2.0, 4.0, completion_tokens=40)]
+    assert outcome(1.0) == "ok"
+    # The first generated all that it was allowed while it was held, so it may have ended before the second began,
+    assert outcome(1.0, allowance=528) == "unclear"
+    assert outcome(1.0, allowance=528, seats=1.0) == "sequences"
+    # unless the page shows both.
+    assert outcome(2.0, allowance=528) == "ok"
+    assert outcome(1.0, allowance=529) == "ok"
+    # A look at the page when both had begun and none had ended decides.
+    assert outcome(2.0, beside=2.0, allowance=528) == "ok"
+    assert outcome(1.0, beside=1.0, allowance=529) == "unclear"
 
 
 def test_waiting_beside_room_is_a_limit_on_sequences_from_the_second_look_in_a_row():
+    def watching(generating):
+        hold = _Hold(4, 8, 0.0)
+        for index in range(generating):
+            hold.enough(index)(1)
+        return _Watch(hold, POOL, 1000, 200, None)
+
     def look(watch, running, waiting, usage):
         values = {"requests_running": running, "requests_waiting": waiting, "kv_cache_usage_ratio": usage}
         reading = Reading({series(f"gpuwatch_engine_{name}"): value for name, value in values.items()})
@@ -111,25 +132,47 @@ def test_waiting_beside_room_is_a_limit_on_sequences_from_the_second_look_in_a_r
         return watch.seats
 
     # 4,992 usable tokens, half of them used; a prompt of 1,000 with an answer of 200, and 200 more of each that runs
-    watch = _Watch(_Hold(4, 8, 0.0), POOL, 1000, 200, None)
+    watch = watching(3)
     assert look(watch, 2.0, 2.0, 0.5) is None
     assert look(watch, 3.0, 1.0, 0.5) is None  # one more was admitted: no limit yet
     assert look(watch, 3.0, 1.0, 0.5) == 3.0
-    tight = _Watch(_Hold(4, 8, 0.0), POOL, 1000, 200, None)
+    tight = watching(2)
     # 1,248 tokens are free: the prompt fits, but not with what the two that run and itself may still generate
     assert [look(tight, 2.0, 2.0, 0.75) for _ in range(3)] == [None] * 3
-    empty = _Watch(_Hold(4, 8, 0.0), POOL, 1000, 200, None)
+    empty = watching(0)
     assert [look(empty, 0.0, 2.0, 0.0) for _ in range(3)] == [None] * 3  # nothing runs yet
+    # one of the two that run is at its prompt still: what it will hold is not in the page yet
+    prefilling = watching(1)
+    assert [look(prefilling, 2.0, 2.0, 0.2) for _ in range(3)] == [None] * 3
+
+
+def test_the_page_at_the_moment_when_all_have_begun_says_how_many_run():
+    hold = _Hold(2, 8, 0.5)
+    watch = _Watch(hold, POOL, 1000, 200, None)
+    page = Reading({series("gpuwatch_engine_requests_running"): 2.0})
+    watch.look(page, time.monotonic())
+    assert watch.beside is None  # none had begun
+    for index in range(2):
+        hold.enough(index)(8)
+    watch.look(page, time.monotonic())
+    assert watch.beside == 2.0
+    late = _Hold(2, 8, 0.5)
+    for index in range(2):
+        late.enough(index)(8)
+    late.ended(0)
+    watch = _Watch(late, POOL, 1000, 200, None)
+    watch.look(Reading({series("gpuwatch_engine_requests_running"): 1.0}), time.monotonic())
+    assert watch.beside is None  # one had ended by then
 
 
 def test_without_a_count_of_tokens_pieces_give_rates_only_where_one_is_one_token():
     replies = [reply(1.0, 3.0, completion_tokens=None), reply(2.0, 4.0)]
-    single = judge(replies, 1000, Peaks(), preempted=0, pool=POOL)
+    single = judge(replies, 1000, Seen(Peaks(), 0, POOL))
     assert (single.decode_rate, single.output_rate, single.held_tokens, single.uncounted) == (2.0, 2.5, 1005, False)
-    point = judge(replies, 1000, Peaks(), preempted=0, pool=POOL, single=False)
+    point = judge(replies, 1000, Seen(Peaks(), 0, POOL), single=False)
     assert (point.decode_rate, point.output_rate, point.held_tokens, point.uncounted) == (None, None, None, True)
     assert point.ttft == 1.5
-    assert not judge(replies[1:], 1000, Peaks(), preempted=0, pool=POOL, single=False).uncounted
+    assert not judge(replies[1:], 1000, Seen(Peaks(), 0, POOL), single=False).uncounted
 
 
 def test_the_rate_of_pieces_of_several_tokens_is_that_of_the_tokens_after_the_first_piece():
@@ -200,56 +243,56 @@ def test_times_that_hold_the_holding_of_the_probe_are_named():
 
 
 def test_a_preemption_breaks_a_wave_in_which_every_request_was_answered():
-    point = judge([reply(1.0, 3.0), reply(2.0, 4.0)], 1000, Peaks(), preempted=2, pool=POOL)
+    point = judge([reply(1.0, 3.0), reply(2.0, 4.0)], 1000, Seen(Peaks(), 2, POOL))
     assert (point.outcome, point.detail, point.broken) == ("preempted", "2 preemptions", True)
 
 
 @pytest.mark.parametrize("kind", ["lost", "failed", "refused", "timeout"])
 def test_one_bad_answer_breaks_a_wave(kind):
     bad = Reply(ok=False, kind=kind, error="why")
-    point = judge([reply(1.0, 3.0), bad], 1000, Peaks(), preempted=0, pool=POOL)
+    point = judge([reply(1.0, 3.0), bad], 1000, Seen(Peaks(), 0, POOL))
     assert (point.outcome, point.detail) == (kind, "1 of 2: why")
     assert point.broken
 
 
 def test_a_wave_that_the_probe_itself_ended_breaks_nothing():
-    point = judge([Reply(ok=False, kind="timeout", error="x")], 1000, Peaks(), preempted=0, pool=POOL, over=OUT_OF_TIME)
+    point = judge([Reply(ok=False, kind="timeout", error="x")], 1000, Seen(Peaks(), 0, POOL), over=OUT_OF_TIME)
     assert (point.outcome, point.broken) == ("stopped", False)
 
 
 def test_an_answer_without_a_token_breaks_a_wave():
     ended = Reply(ok=True, status=200, started=0.0, ended=1.0, prompt_tokens=1000, completion_tokens=0)
-    point = judge([reply(1.0, 3.0), ended], 1000, Peaks(), preempted=0, pool=POOL)
+    point = judge([reply(1.0, 3.0), ended], 1000, Seen(Peaks(), 0, POOL))
     assert (point.outcome, point.detail, point.broken) == ("ignored", "1 of 2: an answer without one token", True)
 
 
 def test_prompts_of_which_fewer_tokens_are_counted_than_were_sent_break_a_wave():
     short = reply(1.0, 3.0, prompt_tokens=999)
-    point = judge([short], 1000, Peaks(), preempted=0, pool=POOL, words=Vocabulary((7, 8)))
+    point = judge([short], 1000, Seen(Peaks(), 0, POOL), words=Vocabulary((7, 8)))
     assert (point.outcome, point.detail) == ("cut", "sent 1,000 tokens, the server counts 999")
     assert (point.prompt_tokens, point.counted_tokens) == (1000, 999)
     # Text is as long as its words usually are: a tenth less is no cut.
-    assert judge([reply(1.0, 3.0, prompt_tokens=900)], 1000, Peaks(), preempted=0, pool=POOL).outcome == "ok"
-    assert judge([reply(1.0, 3.0, prompt_tokens=899)], 1000, Peaks(), preempted=0, pool=POOL).outcome == "cut"
-    assert judge([reply(1.0, 3.0, prompt_tokens=None)], 1000, Peaks(), preempted=0, pool=POOL).outcome == "ok"
+    assert judge([reply(1.0, 3.0, prompt_tokens=900)], 1000, Seen(Peaks(), 0, POOL)).outcome == "ok"
+    assert judge([reply(1.0, 3.0, prompt_tokens=899)], 1000, Seen(Peaks(), 0, POOL)).outcome == "cut"
+    assert judge([reply(1.0, 3.0, prompt_tokens=None)], 1000, Seen(Peaks(), 0, POOL)).outcome == "ok"
 
 
 def test_a_length_that_is_a_guess_is_no_cut_and_gives_no_rate():
     guess = Vocabulary((), 1.3, measured=False)
-    seen = judge([reply(1.0, 3.0, prompt_tokens=700)], 1000, Peaks(), preempted=0, pool=POOL, words=guess)
+    seen = judge([reply(1.0, 3.0, prompt_tokens=700)], 1000, Seen(Peaks(), 0, POOL), words=guess)
     assert (seen.outcome, seen.prompt_tokens) == ("ok", 700)
-    blind = judge([reply(1.0, 3.0, prompt_tokens=None)], 1000, Peaks(), preempted=0, pool=POOL, words=guess)
+    blind = judge([reply(1.0, 3.0, prompt_tokens=None)], 1000, Seen(Peaks(), 0, POOL), words=guess)
     assert (blind.outcome, blind.ttft, blind.prefill_rate) == ("ok", 1.0, None)
 
 
 def test_streams_that_were_held_back_break_nothing_and_have_no_times():
     replies = [reply(at, at + 0.0001, pieces=32) for at in (1.0, 2.0)]
-    point = judge(replies, 1000, Peaks(), preempted=None, pool=None)
+    point = judge(replies, 1000, Seen(Peaks(), None, None))
     assert (point.outcome, point.buffered, point.broken) == ("ok", True, False)
     assert (point.ttft, point.ttft_most, point.prefill_rate, point.decode_rate) == (None,) * 4
     # but where the page shows that one waited, it did
     waited = Peaks(running=1.0)
-    assert judge(replies, 1000, waited, preempted=0, pool=None).outcome == "apart"
+    assert judge(replies, 1000, Seen(waited, 0, None)).outcome == "apart"
 
 
 def test_a_refusal_that_names_a_longer_request_is_right_and_no_finding():
@@ -450,6 +493,29 @@ def test_requests_that_a_busy_server_takes_one_after_the_other_are_sent_again():
     assert result.fact("carried_at_2") == 256
 
 
+def test_waves_that_show_nothing_break_nothing_and_the_limit_of_the_pool_is_found_all_the_same():
+    # 39 usable blocks of 128 for four requests: 1,152 tokens each. Nothing shorter than 1,000 runs side by side.
+    engine = Engine(blocks=40, block=128, sequences=16, prefill_rate=100_000.0, decode_seconds=0.004)
+    turn = threading.Lock()
+
+    def alone(tokens, number):
+        """Let short prompts begin one after the other, each when the one before has ended."""
+        if 64 < tokens < 1000:
+            turn.acquire()
+            deadline = time.monotonic() + 20
+            while engine.running and time.monotonic() < deadline and not engine.closed:
+                time.sleep(0.005)
+            threading.Timer(0.05, turn.release).start()
+
+    engine.mishap = alone
+    result = probed(engine, RampOptions(concurrencies=(4,), first=512, output=8))
+    outcomes = {row["prompt_tokens"]: row["outcome"] for row in result.rows}
+    assert outcomes[512] == "unclear"
+    assert 1000 <= result.fact("carried_at_4") <= 1144 < result.fact("broke_at_4") <= 1280
+    assert result.fact("broke_how_at_4") in ("queued", "preempted")
+    assert any("of 512 tokens were answered" in sentence for sentence in result.conclusion)
+
+
 def test_while_they_wait_requests_that_fit_generate_no_more_than_fits():
     # 63 usable blocks of 16 for three requests: 21 blocks, 336 tokens each; 300 and 8 leave 28 to generate meanwhile.
     engine = Engine(blocks=64, block=16, limit=4096, prefill_rate=100_000.0, decode_seconds=0.002)
@@ -496,7 +562,7 @@ def test_what_can_never_fit_is_not_sent_and_is_a_finding():
     assert max(lengths(engine)) == 2432 - 16
     assert result.complete
     finding = result.findings[0]
-    assert (finding.id, finding.severity) == ("max_model_len_exceeds_kv", "critical")
+    assert (finding.id, finding.severity) == ("max_model_len_exceeds_kv", "warning")
     assert (finding.advice[0].current, finding.advice[0].proposed) == ("4096", "2432")
     assert any("can never fit into the KV pool, and were not sent" in sentence for sentence in result.conclusion)
 

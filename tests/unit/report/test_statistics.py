@@ -142,10 +142,14 @@ def test_where_a_share_would_say_nothing_the_difference_is_absolute():
     # From 16 µs to 235 ms: 14,686 times as much, which is no figure for a change.
     far = compare(Estimate(16e-6, 1e-6, 30), Estimate(0.235, 0.01, 30))
     assert (far.relative, far.difference) == (False, pytest.approx(0.235, abs=1e-4))
-    # A standard error of the whole value: 2.228 of them are a factor of 9.3 for one, 23 for both.
+    assert far.low == pytest.approx(0.235 - 2.042 * 0.01, abs=1e-3)
+    # A standard error of the whole value: 2.086 (20 degrees) of 1.41 of them are a factor of 19, or three times both.
     wide = compare(Estimate(1.0, 1.0, 10), Estimate(1.0, 1.0, 10))
-    assert (wide.relative, wide.difference) == (False, 0.0)
-    assert -4 < wide.low < -2 < 2 < wide.high < 4
+    assert (wide.relative, wide.difference, wide.low, wide.high) == (False, 0.0, None, None)
+    assert wide.p == pytest.approx(1.0)
+    # Of a small value that scatters and a large one that does not, the difference is bounded by the large one.
+    one_sided = compare(Estimate(0.01, 0.02, 10), Estimate(0.5, 0.01, 10))
+    assert (one_sided.relative, one_sided.low is None) == (False, False)
     assert compare(Estimate(1.0, 0.9, 10), Estimate(1.0, 0.0, 10)).relative
 
 
