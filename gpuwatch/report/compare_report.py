@@ -164,7 +164,7 @@ def _difference(row: Row) -> str:
         return " → ".join(_figure(row, which) for which in (0, 1))
     bounds = " (cannot be bounded)" if known.p is not None else ""
     if known.low is not None and known.high is not None:
-        bounds = f" ({_more(row, known.low)} to {_more(row, known.high)})"
+        bounds = "" if known.low == known.high else f" ({_more(row, known.low)} to {_more(row, known.high)})"
     return _more(row, known.difference) + bounds
 
 
