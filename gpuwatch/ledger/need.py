@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpuwatch.ledger.budget import Residents, residents
 from gpuwatch.ledger.kv import bytes_per_token
 from gpuwatch.ledger.loaded import taken_slack
-from gpuwatch.ledger.pool import request_bytes, spare_bytes
+from gpuwatch.ledger.pool import pool_of, request_bytes, spare_bytes
 from gpuwatch.ledger.quantisation import DTYPE_BYTES, NAMES, by_name, of_flag, stored_bits
 from gpuwatch.ledger.weights import adapter_bytes, buffer_bytes, weight_bytes
 
@@ -82,6 +82,17 @@ class Engine:
         """The KV cache of the requests asked for, on one rank, with scales."""
         each = request_bytes(self.model, self.deployment, self.deployment.context)
         return self.requests * each + spare_bytes(self.model, self.deployment)
+
+    @property
+    def asked_pool(self) -> float | None:
+        """The bytes of the pool that vLLM was told on each rank: it allocates them whatever the card has; None: none.
+
+        SGLang takes a number of tokens as the most, and fewer where it has no room for them.
+        """
+        deployment = self.deployment
+        if deployment.engine != "vllm" or (deployment.kv_bytes is None and deployment.blocks_override is None):
+            return None
+        return deployment.kv_bytes if deployment.blocks_override is None else pool_of(self.model, deployment, 0.0).bytes
 
     @property
     def unpacked_bytes(self) -> float:

@@ -15,6 +15,7 @@ from gpuwatch.ledger.pool import longest_context, pool_of
 from gpuwatch.ledger.ranks import at_tp, own_pool, pool_flag, possible_tp
 from gpuwatch.ledger.starts import obstacles
 from gpuwatch.ledger.steps import refusals
+from gpuwatch.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,6 +122,9 @@ def _judged(engines: Sequence[Engine]) -> Verdict:
         return "tight" if barely_over(engines, card) else "does_not_fit"
     if any(not engine.model.complete for engine in engines):
         return "unknown"
+    over = beyond_card(engines)
+    if over > 0:
+        return "tight" if over <= error_band(card) * card.total else "does_not_fit"
     short = [engine for engine in engines if engine.deployment.fraction_asked and starved(engine, engines)]
     if short:
         barely = all(barely_short(capacity_of(engine, _others(engines, engine))) for engine in short)
@@ -164,13 +168,20 @@ def _budgeted(deployment: Deployment) -> tuple[str, ...]:
     return "weights", "kv_cache", "activations", "communication", *graphs, *context
 
 
+def beyond_card(engines: Sequence[Engine]) -> float:
+    """Return the bytes by which pools of a size that vLLM was told, with all beside them, are more than the card."""
+    more = sum(max(0.0, (one.asked_pool or 0.0) - one.kv_bytes) for one in engines)
+    card = card_of(engines)
+    return max(0.0, card.total + more - card.capacity) if more else 0.0
+
+
 def overflows(engines: Sequence[Engine], verdict: Verdict) -> bool:
     """Return whether a card does not hold its engines, whatever their own budgets say.
 
     One engine that makes its pool of what its budget leaves is judged by that; a size that was asked for is allocated
     without a look at the card.
     """
-    over = card_of(engines).total > engines[0].deployment.capacity
+    over = card_of(engines).total > engines[0].deployment.capacity or beyond_card(engines) > 0
     return over and (len(engines) > 1 or (verdict == "does_not_fit" and engines[0].deployment.pool_asked))
 
 
@@ -301,7 +312,7 @@ def start_notes(found: Capacity) -> list[str]:
     """Say what is needed where the card holds a request and the engine's share of it does not."""
     engine = found.engine
     if found.max_concurrency >= 1:
-        return []
+        return _too_large(engine)
     flag = "--mem-fraction-static" if engine.deployment.engine == "sglang" else "--gpu-memory-utilization"
     needed, given = fraction_needed(engine), engine.deployment.fraction
     limit = pool_flag(engine.deployment) or f"{flag} {given:g}"
@@ -325,6 +336,18 @@ def start_notes(found: Capacity) -> list[str]:
     if given < highest and verdict_of([raised]) != "does_not_fit":
         return [f"{words}: {flag} {highest:g} may be enough, by less than these figures are uncertain by"]
     return [f"{words}: no fraction is enough with all that the engine sets aside"]
+
+
+def _too_large(engine: Engine) -> list[str]:
+    """Say how large a pool the card holds, where a larger one was asked for."""
+    card, over, pool = card_of([engine]), beyond_card([engine]), engine.asked_pool or 0.0
+    if over <= error_band(card) * card.total or card.total > card.capacity:
+        return []
+    words = (
+        f"with {pool_flag(engine.deployment)} the pool is {pool / GIB:.1f} GiB, which with all beside it is "
+        f"{over / GIB:.1f} GiB more than the card, so the engine will not start"
+    )
+    return [f"{words}: {(pool - over) / GIB:.1f} GiB fit"]
 
 
 def _others(engines: Sequence[Engine], engine: Engine) -> float:

@@ -40,6 +40,35 @@ def test_what_does_not_fit_serves_nothing_either(capsys, llama):
     assert row["max_concurrency"] == again["kv"]["max_concurrency"]
 
 
+@pytest.mark.parametrize(
+    ("flag", "pool"),
+    [
+        ("--kv-cache-memory-bytes 20G", 20.0),
+        ("--num-gpu-blocks-override 10000", 18.31),  # 10,000 blocks of 16 tokens of 8 KiB for each of 15 layers
+    ],
+)
+def test_a_pool_that_was_asked_for_and_is_more_than_the_card_does_not_fit(capsys, tmp_path, flag, pool):
+    # 15 layers, 8 heads of 256: 2 x 8 x 256 x 2 bytes, 8 KiB, for each token and layer. All else takes under 4 GiB.
+    small = {**LLAMA, "num_hidden_layers": 15, "hidden_size": 2048, "head_dim": 256, "vocab_size": 32_000}
+    small |= {"intermediate_size": 4096, "num_attention_heads": 8, "max_position_embeddings": 8192}
+    (tmp_path / "config.json").write_text(json.dumps(small))
+    command = f"vllm serve {tmp_path} {flag}"
+    plan = planned(capsys, "--from-command", command, "--gpu-memory", 12, "--engine-version", "0.30.0")
+    assert (plan["verdict"], plan["serves"]) == ("does_not_fit", False)
+    (note,) = [note for note in plan["notes"] if "more than the card" in note]
+    assert f"the pool is {pool:.1f} GiB" in note
+    # what fits is proposed to a tenth of a GiB, and does fit
+    fitting = float(note.split()[-3])
+    again = planned(
+        capsys,
+        *("--from-command", f"vllm serve {tmp_path} --kv-cache-memory-bytes {int((fitting - 0.1) * GIB)}"),
+        *("--gpu-memory", 12, "--engine-version", "0.30.0"),
+    )
+    assert again["verdict"] in ("fits", "tight")
+    roomy = planned(capsys, "--from-command", command, "--gpu-memory", 40, "--engine-version", "0.30.0")
+    assert (roomy["verdict"], roomy["serves"]) == ("fits", True)
+
+
 @pytest.mark.parametrize("arguments", [("--tp", 3), ("--context", 8192, "--pp", 33)])
 def test_ranks_that_do_not_start_serve_nothing(capsys, llama, arguments):
     assert planned(capsys, llama, *arguments)["serves"] is False
