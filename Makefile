@@ -21,7 +21,7 @@ $(BIN)/pytest: $(BIN)/gpuwatch
 	@touch $@
 
 test: $(BIN)/pytest         ## unit tests: no network, no GPU, no engine
-	bash tests/tools/pytest_twice.sh $(BIN)/python .pytest_cache tests/unit -n 4
+	bash tests/tools/pytest_twice.sh $(BIN)/python .pytest_cache tests/unit -n 4 --dist worksteal
 
 check: $(BIN)/pytest        ## lint, types, layout
 	$(BIN)/ruff check .
