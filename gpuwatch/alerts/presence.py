@@ -224,7 +224,9 @@ class Presence:
     def _nowhere(self, names: frozenset[str]) -> Missing:
         metrics = tuple(sorted(names))
         if self._unseen and metrics == (STEP,):
-            return Missing(metrics, reason=f"GPU {', '.join(self._unseen)}: no engine that uses it is seen and answers")
+            return Missing(
+                metrics, reason=f"GPU {', '.join(self._unseen)}: not every engine that uses it is polled and answers"
+            )
         for prefix, (probe, reason) in _FAMILIES.items():
             if all(name.startswith(prefix) for name in names) and not self._live.get(probe, _NOTHING).exists:
                 return Missing(metrics, reason=reason)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwatch.cli.plan_ask import models_of
 from gpuwatch.engines.log_text import clean
+from gpuwatch.ledger.fraction import fraction_flag, takes_from_the_system
 from gpuwatch.ledger.kv import scale_share
 from gpuwatch.ledger.plan import PARTS, barely_short, card_of, fraction_needed, start_notes
 from gpuwatch.ledger.pool import LONGEST
@@ -287,19 +288,31 @@ def _verdict(plan: Plan, asked: Asked) -> str:
         )
     if plan.verdict == "unknown" and not any(engine.model.missing for engine in asked.engines):
         return "unknown: the model has parts that are not counted (see the notes)"
-    reasons, card = _reasons(asked), plan.cards[0]
+    reasons = _reasons(asked)
     refused = [no for one in asked.engines for no in refusals(one.model, one.deployment)]
     if plan.verdict in ("fits", "tight") and refused:
         return f"{plan.verdict}, but {refused[0].reason} (see the notes)"
-    short = [note for found in plan.capacities if barely_short(found) for note in start_notes(found)]
-    if plan.verdict == "tight" and short:
-        return f"tight: {short[0]}"
-    if plan.verdict == "tight" and card.total > card.capacity:
-        over = gib(card.total - card.capacity)
-        return f"tight: over by {over} GiB, less than the sum is uncertain by, and the engine's own budget holds it"
+    if plan.verdict == "tight" and (why := _tight(plan, asked)):
+        return f"tight: {why}"
     if plan.verdict == "does_not_fit" and not reasons and not plan.serves:
         reasons = [note for found in plan.capacities for note in start_notes(found)]
     return f"{_VERDICTS[plan.verdict]}: {reasons[0]}" if reasons else _VERDICTS[plan.verdict]
+
+
+def _tight(plan: Plan, asked: Asked) -> str:
+    """Return why engines that may start are tight; empty where the words say no more than the verdict."""
+    card = plan.cards[0]
+    short = [note for found in plan.capacities if barely_short(found) for note in start_notes(found)]
+    cramped = next((one.deployment for one in asked.engines if takes_from_the_system(one.deployment)), None)
+    if short:
+        return short[0]
+    if cramped is not None:
+        left = gib((1 - cramped.fraction) * cramped.capacity)
+        return f"{_fraction(cramped.engine)} {cramped.fraction:g} leaves {left} GiB of unified memory to the system"
+    if card.total > card.capacity:
+        over = gib(card.total - card.capacity)
+        return f"over by {over} GiB, less than the sum is uncertain by, and the engine's own budget holds it"
+    return ""
 
 
 def _reasons(asked: Asked) -> list[str]:
@@ -359,7 +372,7 @@ def _print_fractions(asked: Asked) -> None:
 
 
 def _fraction(engine: str) -> str:
-    return "--mem-fraction-static" if engine == "sglang" else "--gpu-memory-utilization"
+    return f"--{fraction_flag(engine)}"
 
 
 def _about(part: str, asked: Asked) -> str:

@@ -6,9 +6,10 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpuwatch.engines.flag_versions import FlagProblem, risky_above, show
+from gpuwatch.engines.flag_versions import FlagProblem, show
 from gpuwatch.engines.version import show_version
 from gpuwatch.ledger.command import stretched
+from gpuwatch.ledger.fraction import highest_fraction
 from gpuwatch.ledger.lengths import allowed_length, too_long
 from gpuwatch.ledger.plan import capacity_of, fraction_needed, start_notes, starved, verdict_of
 from gpuwatch.ledger.ranks import fewer_ranks, own_pool
@@ -118,7 +119,7 @@ def _other_pool(
     larger = engine.with_deployment(fraction=needed, fraction_told=True)
     assumed = command.fraction is None and args.gpu_memory is None  # nothing that was said needs it
     stays = assumed or args.utilization is not None or flag in repaired
-    if stays or not deployment.fraction < needed <= risky_above(deployment.engine, flag) or not _serves(larger):
+    if stays or not deployment.fraction < needed <= highest_fraction(deployment) or not _serves(larger):
         return ()
     return (FlagProblem(flag, "risky", f"{deployment.fraction:g}", reason, "", f"{needed:g}"),)
 

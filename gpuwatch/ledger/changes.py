@@ -6,7 +6,8 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpuwatch.engines.flag_versions import flag_problems, risky_above
+from gpuwatch.engines.flag_versions import flag_problems
+from gpuwatch.ledger.fraction import SYSTEM_BYTES, fraction_flag, highest_fraction, takes_from_the_system
 from gpuwatch.ledger.kv import element_bytes
 from gpuwatch.ledger.need import Engine, with_weights
 from gpuwatch.ledger.plan import fraction_needed
@@ -66,8 +67,7 @@ def _taken(deployment: Deployment, flags: Mapping[str, str | float]) -> bool:
 def _settings(engine: Engine) -> Iterator[Change]:
     deployment = engine.deployment
     sglang = deployment.engine == "sglang"
-    flag = "mem-fraction-static" if sglang else "gpu-memory-utilization"
-    highest = risky_above(deployment.engine, flag)
+    flag, highest = fraction_flag(deployment.engine), highest_fraction(deployment)
     fraction = min(highest, round(deployment.fraction + FRACTION_STEP, 2))
     if fraction < (needed := fraction_needed(engine)) <= highest:
         fraction = needed
@@ -79,6 +79,14 @@ def _settings(engine: Engine) -> Iterator[Change]:
             SPEED,
             engine.with_deployment(fraction=fraction, fraction_told=True),
             sets=((flag, fraction),),
+        )
+    if takes_from_the_system(deployment):
+        yield Change(
+            f"--{flag} {deployment.fraction:g} → {highest:g}",
+            f"leaves {SYSTEM_BYTES / GIB:.0f} GiB of the unified memory to the system and all programs",
+            FREE,
+            engine.with_deployment(fraction=highest, fraction_told=True),
+            sets=((flag, highest),),
         )
     if deployment.pool_asked:
         yield Change(

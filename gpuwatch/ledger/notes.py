@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from gpuwatch.engines.flag_versions import unknown_flag
 from gpuwatch.ledger.budget import activation_bytes, encoder_bytes
+from gpuwatch.ledger.fraction import SYSTEM_BYTES, fraction_flag, highest_fraction
 from gpuwatch.ledger.lengths import allowed_length
 from gpuwatch.ledger.starts import most_sharing
 from gpuwatch.ledger.weights import padding_bytes, triton_saving
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from gpuwatch.ledger.budget import Deployment
     from gpuwatch.ledger.need import Engine
 
-SYSTEM_BYTES = 8 * GIB
 """What the operating system and other programs need of a memory that they share with the GPU."""
 LEAST_PADDING = 0.05 * GIB
 """Less of it is not worth a note."""
@@ -123,12 +122,11 @@ def _memory_notes(deployment: Deployment) -> list[str]:
     if deployment.mig:
         notes.append("MIG slices have no peer-to-peer: each is a replica of its own, and its memory is not shared")
     if deployment.unified:
-        flag = "--mem-fraction-static" if deployment.engine == "sglang" else "--gpu-memory-utilization"
-        most = math.floor(100 * (1 - SYSTEM_BYTES / deployment.capacity)) / 100
+        flag, most = f"--{fraction_flag(deployment.engine)}", highest_fraction(deployment)
         words = (
             f"unified memory: the system and every program take theirs from the same {deployment.capacity / GIB:.0f}"
         )
-        notes.append(f"{words} GiB; keep {SYSTEM_BYTES / GIB:.0f} GiB for them ({flag} {max(0.0, most):.2f} at most)")
+        notes.append(f"{words} GiB; keep {SYSTEM_BYTES / GIB:.0f} GiB for them ({flag} {most:.2f} at most)")
     if deployment.host_weights:
         words = f"{deployment.host_weights / GIB:.1f} GiB of weights of each rank stay in host memory"
         notes.append(f"{words}: every step reads them over PCIe, which costs most of the speed")

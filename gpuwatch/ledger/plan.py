@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from gpuwatch.engines.flag_versions import risky_above
 from gpuwatch.ledger.budget import SGLANG_CONTEXT_BYTES, pool_bytes
+from gpuwatch.ledger.fraction import fraction_flag, highest_fraction, takes_from_the_system
 from gpuwatch.ledger.kv import whole_bytes_per_token
 from gpuwatch.ledger.need import GROWTH, Engine
 from gpuwatch.ledger.notes import notes_of
@@ -103,9 +103,10 @@ def verdict_of(engines: Sequence[Engine]) -> Verdict:
     share of the card that was asked for holds no request. It is tight when the parts are more than the card by less
     than they are uncertain, and one engine's own budget holds the request; when that share lacks as little; and
     when they would be with a KV cache of `GROWTH` times the size and what unpacking a 4-bit cache takes, within the
-    part of the card that the engine may use. It is unknown where a config lacks a field that is needed, or a model has
-    parts that are not computed, and the others are less than the card; and where weights whose bits are not known do
-    not fit in 16 bits, and would in the fewest there are.
+    part of the card that the engine may use; and when the engine's part of unified memory leaves the system too little.
+    It is unknown where a config lacks a field that is needed, or a model has parts that are not computed, and the
+    others are less than the card; and where weights whose bits are not known do not fit in 16 bits, and would in the
+    fewest there are.
     """
     found = _judged(engines)
     if found != "does_not_fit" or all(engine.weights_known for engine in engines):
@@ -133,7 +134,8 @@ def _judged(engines: Sequence[Engine]) -> Verdict:
     shares = _shares(engines)
     own = len(shares) == len(engines)  # each engine has its share; else the last takes what the others leave
     usable = card.capacity * (sum(shares) if own else max(engine.deployment.fraction for engine in engines))
-    return "fits" if peak <= usable else "tight"
+    cramped = any(takes_from_the_system(engine.deployment) for engine in engines)
+    return "fits" if peak <= usable and not cramped else "tight"
 
 
 def barely_over(engines: Sequence[Engine], card: Card) -> bool:
@@ -313,12 +315,12 @@ def start_notes(found: Capacity) -> list[str]:
     engine = found.engine
     if found.max_concurrency >= 1:
         return _too_large(engine)
-    flag = "--mem-fraction-static" if engine.deployment.engine == "sglang" else "--gpu-memory-utilization"
+    flag = f"--{fraction_flag(engine.deployment.engine)}"
     needed, given = fraction_needed(engine), engine.deployment.fraction
     limit = pool_flag(engine.deployment) or f"{flag} {given:g}"
     request = f"one request of {engine.deployment.context:,} tokens"
     if barely_short(found):
-        possible = given < needed <= risky_above(engine.deployment.engine, flag[2:])
+        possible = given < needed <= highest_fraction(engine.deployment)
         enough = f"; {flag} {needed:.2f} is enough" if possible else ""
         doubt = "which is less than these figures are uncertain by: the engine may not start"
         return [f"with {limit} the pool lacks a little for {request}, {doubt}{enough}"]
@@ -331,7 +333,7 @@ def start_notes(found: Capacity) -> list[str]:
         return [f"{words}: the size of the pool was asked for"]
     if given < needed < 1 and card_of([engine]).total <= engine.deployment.capacity:
         return [f"{words}: it needs {needed:.2f}"]
-    highest = risky_above(engine.deployment.engine, flag[2:])
+    highest = highest_fraction(engine.deployment)
     raised = engine.with_deployment(fraction=highest, fraction_told=True)
     if given < highest and verdict_of([raised]) != "does_not_fit":
         return [f"{words}: {flag} {highest:g} may be enough, by less than these figures are uncertain by"]

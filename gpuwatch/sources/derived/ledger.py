@@ -22,6 +22,8 @@ Engine: TypeAlias = tuple[str, str]
 TARGET = "ledger"
 SETTLED_MS = 60_000
 """How long engines have to have served before growth is counted: kernels are compiled and buffers filled until then."""
+FLICKER_MS = 10_000
+"""How long other engines have to be on a GPU before they count: a slow look at processes may miss one for a tick."""
 
 _CARD = {
     "gpuwatch_gpu_memory_used_bytes": "used",
@@ -90,11 +92,21 @@ def _layout(keys: tuple[Labels, ...]) -> _Layout:
 
 @dataclass(slots=True)
 class _Growth:
-    """What one GPU held, foreign processes left out, a minute after its engines began to serve; None until then."""
+    """What one GPU held, foreign processes left out, a minute after its engines began to serve; None until then.
+
+    `engines` are those that are polled, `others` those that are not. `changed`: since when others are seen.
+    """
 
     engines: frozenset[Engine] = frozenset()
+    others: frozenset[Engine] = frozenset()
     since: int | None = None
     baseline: float | None = None
+    changed: int | None = None
+
+    def begin(self, engines: frozenset[Engine], others: frozenset[Engine]) -> None:
+        """Begin anew, with these engines."""
+        self.engines, self.others = engines, others
+        self.since = self.baseline = self.changed = None
 
 
 class Ledger:
@@ -106,6 +118,7 @@ class Ledger:
         self._grown: dict[Labels, _Growth] = {}
         self._restarted: set[str] = set()
         self._answered: set[str] = set()
+        self._polled: set[str] = set()
         self._keys: tuple[Labels, ...] = ()
         self._names: dict[tuple[Labels, str, str], Labels] = {}
 
@@ -132,6 +145,7 @@ class Ledger:
         for gpu in layout.cards if layout is not None else ():
             self._grown.pop(gpu, None)
         self._answered.discard(target)
+        self._polled.discard(target)
 
     def lose(self, target: str) -> None:
         """Leave out what a target said last: it has been silent for too long."""
@@ -151,6 +165,7 @@ class Ledger:
     def _take(self, batch: Batch) -> None:
         self._restarted.update(fact.server for fact in batch.facts if fact.key == "engine_restarted")
         if batch.target.startswith("engine:"):
+            self._polled.add(batch.target)
             (self._answered.add if batch.up else self._answered.discard)(batch.target)
         if not batch.up:
             self._values.pop(batch.target, None)
@@ -187,29 +202,40 @@ class Ledger:
         held = {engine: float(seen[row]) for (of, engine), row in layout.held.items() if of == uuid}
         engines = [(statements.get(engine, _SILENT), held.get(engine)) for engine in sorted(serving | set(held))]
         rows = [(self._name(gpu, _BYTES, component), amount) for component, amount in divide(card, engines).items()]
-        alone = {_GROWTH: self._growth(time, gpu, card, serving), _MISSING: missing_on(card, engines)}
+        alone = {_GROWTH: self._growth(time, gpu, card, serving, held), _MISSING: missing_on(card, engines)}
         return [*rows, *((self._name(gpu, name), value) for name, value in alone.items() if value is not None)]
 
-    def _growth(self, time: int, gpu: Labels, card: Card, engines: frozenset[Engine]) -> float | None:
+    def _growth(
+        self, time: int, gpu: Labels, card: Card, serving: frozenset[Engine], held: dict[Engine, float]
+    ) -> float | None:
         """Return how much more than a minute after its engines began to serve the GPU holds now.
 
-        Weights, pool and graphs do not change while an engine serves, and foreign processes are left out: what grows is
-        the rest or what nothing explains. One failed poll is no restart, a new process or other engines are.
+        Weights, pool and graphs do not change while an engine serves. Foreign processes are left out, and so is what
+        engines hold that nobody polls: whether they serve is not known. What grows is the rest or what nothing
+        explains. One failed poll is no restart, a new process or other engines are.
         """
         grown = self._grown.setdefault(gpu, _Growth())
-        servers = {server for _, server in engines}
-        if engines != grown.engines or servers & self._restarted:
-            grown.engines, grown.since, grown.baseline = engines, None, None
-        if not engines or card.used is None:
+        engines = frozenset(engine for engine in serving if f"engine:{engine[1]}" in self._polled)
+        others = serving - engines
+        if {server for _, server in engines} & self._restarted:
+            grown.begin(engines, others)
+        elif (engines, others) == (grown.engines, grown.others):
+            grown.changed = None
+        elif grown.since is None or time - (grown.changed or time) >= FLICKER_MS:
+            grown.begin(engines, others)
+        else:
+            grown.changed = grown.changed or time
             return None
-        if grown.since is None and all(f"engine:{server}" in self._answered for server in servers):
+        if not engines or card.used is None or any(engine not in held for engine in others):
+            return None
+        if grown.since is None and all(f"engine:{server}" in self._answered for _, server in engines):
             grown.since = time
         if grown.since is None or time - grown.since < SETTLED_MS:
             return None
-        held = card.used - (card.other or 0.0)
+        own = card.used - (card.other or 0.0) - sum(held[engine] for engine in others)
         if grown.baseline is None:
-            grown.baseline = held
-        return held - grown.baseline
+            grown.baseline = own
+        return own - grown.baseline
 
     def _name(self, gpu: Labels, name: str, component: str = "") -> Labels:
         found = self._names.get((gpu, name, component))

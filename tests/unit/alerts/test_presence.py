@@ -93,7 +93,7 @@ def test_a_gpu_that_something_unseen_uses_is_named(tmp_path):
         world.store.append("gpus", world.time, tuple(keys), values)
         return [(state.status, state.detail) for state in world.rules()]
 
-    unseen = "no engine that uses it is seen and answers"
+    unseen = "not every engine that uses it is polled and answers"
     assert look() == [("not_evaluable", f"cannot evaluate: GPU 0, 1: {unseen}")]
     assert look(0) == [("not_evaluable", f"cannot evaluate: GPU 1: {unseen}")]
     assert look(0, 1) == [("ok", "")]

@@ -212,3 +212,20 @@ def test_a_shorter_request_is_proposed_where_it_fits_tightly_and_serves(capsys):
     shorter = json.loads(capsys.readouterr().out)
     assert (plan["verdict"], row["verdict"], row["serves"]) == ("does_not_fit", "tight", True)
     assert (shorter["verdict"], shorter["serves"]) == ("tight", True)
+
+
+def test_of_unified_memory_the_system_keeps_eight_gib(capsys, llama):
+    # 8 of 30.6 GiB are 0.262, so 0.73 at most; 0.92 leaves 2.4. The weights are 15.0 GiB, 8,192 tokens of KV 1.0.
+    small = (llama, "--context", 8192, "--memory-kind", "unified", "--gpu-memory", 30.6)
+    plan = planned(capsys, *small)
+    assert (plan["verdict"], plan["serves"]) == ("tight", True)
+    (row,) = [row for row in plan["what_if"] if row["change"] == "--gpu-memory-utilization 0.92 → 0.73"]
+    assert (row["verdict"], row["serves"]) == ("fits", True)
+    assert not any("→ 0.95" in row["change"] for row in plan["what_if"])
+    assert planned(capsys, *small, "--utilization", 0.73)["verdict"] == "fits"
+    main(["plan", *map(str, small)])
+    assert "--gpu-memory-utilization 0.92 leaves 2.4 GiB of unified memory to the system" in capsys.readouterr().out
+    # 8 of 119.7 GiB are 0.067: 0.92 leaves more, and 0.93 is the most
+    large = planned(capsys, llama, "--memory-kind", "unified", "--gpu-memory", 119.7)
+    assert large["verdict"] == "fits"
+    assert not any("0.94" in row["change"] or "0.95" in row["change"] for row in large["what_if"])

@@ -176,12 +176,42 @@ def test_a_restart_begins_anew(machine):
     assert machine.growth == 0
 
 
-def test_another_engine_on_the_card_begins_anew(machine):
+def test_other_engines_on_the_card_begin_anew_after_ten_seconds(machine):
     served(machine)
     machine.tick(machine.nvml(engine=0.0))
     assert machine.growth is None
+    machine.tick(machine.nvml(engine=0.0), seconds=10)
     machine.tick(machine.nvml(), machine.page(0.1))
     assert machine.growth is None
+    machine.tick(machine.nvml(), machine.page(0.1), seconds=60)
+    assert machine.growth == 0
+
+
+def test_an_engine_that_a_look_at_the_processes_misses_for_a_moment_begins_nothing_anew(machine):
+    served(machine)
+    for _ in range(9):
+        machine.tick(machine.nvml(used=76.0, held=74.0, engine=0.0), machine.page(0.1))
+        assert machine.growth is None
+    machine.tick(machine.nvml(used=76.0, held=74.0), machine.page(0.1))
+    assert machine.growth == pytest.approx(1)
+
+
+def test_what_an_engine_holds_that_is_not_polled_is_no_growth(machine):
+    def both(b, used):
+        batch = machine.nvml(used=used, held=40.0)
+        gpu = {"host": "h", "uuid": "u", "gpu": "0"}
+        more = {series("gpuwatch_gpu_engine", **gpu, server="b:1", basis="process"): 1.0}
+        if b is not None:
+            more[series("gpuwatch_gpu_memory_engine_bytes", **gpu, server="b:1")] = b * GIB
+        return machine._batch("nvml", dict(zip(batch.keys, batch.values, strict=True)) | more)
+
+    machine.tick(both(20.0, 62.0), machine.page(0.1))
+    machine.tick(both(20.0, 62.0), machine.page(0.1), seconds=60)
+    assert machine.growth == 0
+    machine.tick(both(25.0, 67.5), machine.page(0.1))
+    assert machine.growth == pytest.approx(0.5)
+    machine.tick(both(None, 67.5), machine.page(0.1))
+    assert machine.growth is None  # how much of it is that engine's is not known
 
 
 def test_the_smallest_card_of_an_engine_is_its_capacity(machine):
