@@ -10,13 +10,14 @@ folder=${GPUWATCH_RECORD:-}
 job=${SLURM_JOB_ID:-0}
 node=${SLURMD_NODENAME:-$(hostname -s)}
 
-if [ -n "$folder" ] && [ -f "$folder/job-$job.pid" ]; then
-  pid=$(cat "$folder/job-$job.pid")
+name=job-$job-$node
+if [ -n "$folder" ] && [ -f "$folder/$name.pid" ]; then
+  pid=$(cat "$folder/$name.pid")
   # The number may belong to another process by now. A recording survives its recorder's end.
-  if tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -qF "job-$job.rec"; then
+  if tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -qF "$name.rec"; then
     kill "$pid"
   fi
-  rm -f "$folder/job-$job.pid"
+  rm -f "$folder/$name.pid"
 fi
 
 reason=$(timeout 30 "$gpuwatch" check --for "$seconds" --json --fail-on never 2>/dev/null \

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import runpy
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -191,14 +194,25 @@ class Node:
         ]
         (self.folder / "report.json").write_text(json.dumps({"schema": 1, "findings": findings}))
 
-    def run(self, script, **environment):
+    def run(self, script, *, killed_after=False, **environment):
+        """Run a script in a process group of its own; with `killed_after` end the group as slurmd does after it."""
         env = {
             **os.environ, "GPUWATCH": str(self.folder / "gpuwatch"), "SCONTROL": str(self.folder / "scontrol"),
             "SLURM_JOB_ID": "42", "SLURMD_NODENAME": "node-07", "GPUWATCH_RECORD": "", **environment,
         }  # fmt: skip
-        return subprocess.run(
-            ["sh", str(SLURM / script)], env=env, capture_output=True, text=True, timeout=30, check=False
-        )
+        words = ["sh", str(SLURM / script)]
+        with subprocess.Popen(
+            words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            try:
+                said, complained = process.communicate(timeout=30)
+            finally:
+                if killed_after or process.poll() is None:
+                    for number in (signal.SIGTERM, signal.SIGKILL):
+                        with contextlib.suppress(ProcessLookupError):
+                            os.killpg(process.pid, number)
+                        time.sleep(0.01)
+        return subprocess.CompletedProcess(words, process.returncode, said, complained)
 
 
 @pytest.fixture
@@ -264,26 +278,83 @@ def test_a_check_that_did_not_run_says_nothing_about_the_node(node, report):
     assert not node.told.exists()
 
 
-def test_a_recording_runs_from_prolog_to_epilog(node):
+def running(pid):
+    """Return the words of a program that runs, and none of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except OSError:
+        return []
+
+
+def wait(holds, otherwise):
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def recorder(node):
+    """Run a prolog that records to the folder, kill its process group as Slurm does after it, and return the number."""
+    pids = []
+
+    def start(**environment):
+        env = {"GPUWATCH_RECORD": str(node.folder / "records"), **environment}
+        assert node.run("prolog.sh", killed_after=True, **env).returncode == 0
+        pids.append(int((node.folder / "records/job-42-node-07.pid").read_text()))
+        wait(lambda: any("time.sleep" in word for word in running(pids[-1])), "the recorder was not started")
+        return pids[-1]
+
+    yield start
+    for pid in pids:
+        if running(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_recording_runs_from_prolog_to_epilog(node, recorder):
     folder = node.folder / "records"
-    assert node.run("prolog.sh", GPUWATCH_RECORD=str(folder)).returncode == 0
-    pid = int((folder / "job-42.pid").read_text())
-    deadline = time.monotonic() + 20
-    # The number belongs to nohup and to a shell before it belongs to the recorder; a program being loaded has no words.
-    while b"time.sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-        assert time.monotonic() < deadline, "the recorder was not started"
-        time.sleep(0.02)
+    pid = recorder()
     assert node.run("epilog.sh", GPUWATCH_RECORD=str(folder)).returncode == 0
-    assert not (folder / "job-42.pid").exists()
-    deadline = time.monotonic() + 20
-    while (state := Path(f"/proc/{pid}/stat")).exists() and state.read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline, "the recorder still runs"
-        time.sleep(0.02)
+    assert not (folder / "job-42-node-07.pid").exists()
+    wait(lambda: not running(pid), "the recorder still runs")
+
+
+def test_a_recorder_that_is_slow_to_start_outlives_its_prolog_too(node, recorder):
+    slow = node.folder / "slow"
+    slow.mkdir()
+    (slow / "setsid").write_text(f'#!/bin/sh\nsleep 0.5\nexec {shutil.which("setsid")} "$@"\n')
+    (slow / "setsid").chmod(0o755)
+    recorder(PATH=f"{slow}:{os.environ['PATH']}")
+
+
+def test_a_job_that_is_queued_again_goes_on_with_its_recording_and_no_recorder_stays_for_ever(node, recorder):
+    pid = recorder()
+    words = running(pid)
+    options = words[words.index("record") : -1]
+    assert options == [
+        "record", "--quiet", "--append", "--for", "604800", str(node.folder / "records/job-42-node-07.rec"),
+    ]  # fmt: skip
+    build_parser().parse_args(options)
+    assert "90" in running(recorder(GPUWATCH_RECORD_SECONDS="90"))
+
+
+def test_a_folder_that_cannot_be_written_costs_the_recording_and_not_the_job(node):
+    (node.folder / "file").write_text("")
+    begun = time.monotonic()
+    assert node.run("prolog.sh", GPUWATCH_RECORD=str(node.folder / "file/records")).returncode == 0
+    assert time.monotonic() - begun < 8
+
+
+def test_the_recording_of_another_node_in_the_same_folder_is_left_alone(node, recorder):
+    pid = recorder()
+    environment = {"GPUWATCH_RECORD": str(node.folder / "records"), "SLURMD_NODENAME": "node-08"}
+    assert node.run("epilog.sh", **environment).returncode == 0
+    assert running(pid)
 
 
 def test_a_number_that_belongs_to_another_process_now_is_left_alone(node):
     folder = node.folder / "records"
     folder.mkdir()
-    (folder / "job-42.pid").write_text(str(os.getpid()))
+    (folder / "job-42-node-07.pid").write_text(str(os.getpid()))
     assert node.run("epilog.sh", GPUWATCH_RECORD=str(folder)).returncode == 0
-    assert not (folder / "job-42.pid").exists()
+    assert not (folder / "job-42-node-07.pid").exists()
