@@ -22,6 +22,8 @@ WAITS = 0.95
 """A GPU that is busy for more than this waits in a kernel, or computes."""
 ABSENT = 0.2
 """A GPU that is busy for less than this has not come to the collective."""
+STILL = 30.0
+"""Seconds without a change of its page from which on an engine stands still, as the rule has it."""
 STANDS = "GpuwatchNcclHang"
 """The rule about GPUs that are busy at little power while the page does not change; the others are about log lines."""
 NEVER_MET = "GpuwatchGroupNotFormed"
@@ -105,14 +107,16 @@ def _numbered(
 def _stands(subject: Subject, ranks: list[Rank], where: str, evidence: list[Evidence]) -> Explanation:
     """Explain GPUs that are busy at little power while nothing moves.
 
-    Where another program is on every GPU that is busy, it may be what keeps them busy.
+    Where another program, or another engine that stands still, is on every GPU that is busy, it may be what keeps them
+    busy.
     """
     advice = _run_advice(subject, ranks)
     cause = f"The ranks wait for each other in a collective{where}"
     missing = any(rank.busy is not None and rank.busy < ABSENT for rank in ranks)
     busy = [rank for rank in ranks if _now_busy(subject, rank)] or ranks
-    shared = {rank.uuid for rank, _ in sharing(subject, busy)}
-    foreign = strangers(busy)
+    beside = sharing(subject, busy)
+    shared = {rank.uuid for rank, _ in beside}
+    foreign = [*_still(subject, beside), *strangers(busy)]
     if foreign and all(rank.uuid in shared or strangers([rank]) for rank in busy):
         cause += (
             ", or the engine stands still and another program keeps its GPUs busy: load and power do not tell which."
@@ -121,6 +125,17 @@ def _stands(subject: Subject, ranks: list[Rank], where: str, evidence: list[Evid
         return Explanation(cause, 0.5, (*evidence, *foreign), (look, *advice))
     cause += ": GPUs are busy at little power, nothing moves."
     return Explanation(cause, 0.75 if missing else 0.65, tuple(evidence), advice)
+
+
+def _still(subject: Subject, beside: list[tuple[Rank, str]]) -> list[Evidence]:
+    """Return which engines `beside` this one stand still as it does."""
+    found = []
+    for rank, server in beside:
+        seconds = _longest(subject.context.about({**subject.labels, "server": server}))
+        if seconds is not None and seconds > STILL:
+            text = f"the engine {server}, on GPU {rank.gpu} too, has not changed a value of its page for {seconds:.0f} s"
+            found.append(measured(text, "engine_page_frozen_seconds", seconds, "seconds"))
+    return found
 
 
 def _now_busy(subject: Subject, rank: Rank) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from tests.unit.diagnosis.groups import GIB, STEADY, after, group
 from tests.unit.diagnosis.watch import ENGINE, SERVER, Watch, event, fact, flags, gpu, name, texts
 
+OTHER = "127.0.0.1:9000"
 LINE = (
     "[rank1]:[E ProcessGroupNCCL.cpp:523] [Rank 1] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum={seq}, OpType=GATHER, NumelIn=8000, NumelOut=0, Timeout(ms)=600000) ran for 600327 milliseconds"
@@ -57,10 +58,10 @@ class TestHang:
 
     def beside(self, running, *ranks):
         """Both cards busy, and another engine with `running` requests on `ranks`."""
-        other = {**ENGINE, "server": "127.0.0.1:9000", "model_name": "other"}
+        other = {**ENGINE, "server": OTHER, "model_name": "other"}
         live = self.frozen(busy=(1.0, 1.0), watts=(300.0, 300.0))
         live |= {name("engine_requests_running", other): float(running), name("engine_requests_waiting", other): 0.0}
-        return live | {name("gpu_engine", gpu(at), server="127.0.0.1:9000", basis="process"): 1.0 for at in ranks}
+        return live | {name("gpu_engine", gpu(at), server=OTHER, basis="process"): 1.0 for at in ranks}
 
     def test_an_engine_beside_one_that_computes_on_all_its_cards_is_only_stalled(self):
         assert Watch().run(100, self.beside(20, 0, 1)).ids == ["engine_stalled"]
@@ -70,6 +71,24 @@ class TestHang:
         watch = Watch().run(100, self.beside(running, *ranks))
         assert watch.first_seen["nccl_hang"] == 66
         assert watch["engine_stalled"].caused_by == "nccl_hang"
+
+    def test_two_engines_that_stand_still_on_the_same_cards_may_each_be_what_keeps_them_busy(self):
+        live = self.beside(3, 0, 1)
+        live[name("engine_page_frozen_seconds", {**ENGINE, "server": OTHER, "model_name": "other"})] = (
+            lambda now: max(0.0, now - 30.0)
+        )
+        watch = Watch().run(100, live)
+        hangs = [finding for finding in watch.findings if finding.id == "nccl_hang"]
+        assert {finding.labels["server"] for finding in hangs} == {SERVER, OTHER}
+        assert watch.first_seen["nccl_hang"] == 76  # once the other one has stood still for 30 seconds too, held for 15
+        assert {finding.confidence for finding in hangs} == {0.5}
+        own = next(finding for finding in hangs if finding.labels["server"] == SERVER)
+        assert "or the engine stands still and another program keeps its GPUs busy" in own.cause
+        assert f"the engine {OTHER}, on GPU 1 too, has not changed a value of its page for 68 s" in texts(own)
+
+    def test_an_engine_at_rest_is_not_what_keeps_the_cards_busy_beside_one_that_stands_still(self):
+        finding = Watch().run(100, self.beside(0, 0, 1))["nccl_hang"]
+        assert finding.cause.endswith(": GPUs are busy at little power, nothing moves.")
 
     def test_an_engine_that_stands_still_with_idle_cards_is_stalled_only(self):
         watch = Watch().run(100, self.frozen(busy=(0.0, 0.0), watts=(90.0, 90.0)))
