@@ -133,7 +133,9 @@ def _still(subject: Subject, beside: list[tuple[Rank, str]]) -> list[Evidence]:
     for rank, server in beside:
         seconds = _longest(subject.context.about({**subject.labels, "server": server}))
         if seconds is not None and seconds > STILL:
-            text = f"the engine {server}, on GPU {rank.gpu} too, has not changed a value of its page for {seconds:.0f} s"
+            text = (
+                f"the engine {server}, on GPU {rank.gpu} too, has not changed a value of its page for {seconds:.0f} s"
+            )
             found.append(measured(text, "engine_page_frozen_seconds", seconds, "seconds"))
     return found
 

@@ -74,8 +74,8 @@ class TestHang:
 
     def test_two_engines_that_stand_still_on_the_same_cards_may_each_be_what_keeps_them_busy(self):
         live = self.beside(3, 0, 1)
-        live[name("engine_page_frozen_seconds", {**ENGINE, "server": OTHER, "model_name": "other"})] = (
-            lambda now: max(0.0, now - 30.0)
+        live[name("engine_page_frozen_seconds", {**ENGINE, "server": OTHER, "model_name": "other"})] = lambda now: max(
+            0.0, now - 30.0
         )
         watch = Watch().run(100, live)
         hangs = [finding for finding in watch.findings if finding.id == "nccl_hang"]
