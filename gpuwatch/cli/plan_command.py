@@ -59,6 +59,7 @@ class Launch:
     before and behind the words that hold the whole line, as in ``bash -c "vllm serve …"``, the innermost first.
     `forms` is what was wrong with the words of the command, which has them mended.
     `variables` are those that a compose file or Kubernetes sets; `apart`: they or the image stand beside the command.
+    `others` are the models of further engines that the text starts, which are not read.
     """
 
     before: str
@@ -69,6 +70,7 @@ class Launch:
     forms: tuple[FlagProblem, ...] = ()
     variables: tuple[str, ...] = ()
     apart: bool = False
+    others: tuple[str, ...] = ()
 
     @property
     def longer_allowed(self) -> bool:
@@ -110,6 +112,9 @@ class Launch:
         except ValueError as error:
             raise UsageError(f"--from-command: {error}") from None
         notes = [loose_words(engine, [*map(shown_text, forms.loose)])] if forms.loose else []
+        if self.others:
+            which = ", ".join(map(shown_text, self.others))
+            notes.append(f"only the first engine is read; not read, and on the same cards if it starts there: {which}")
         if forms.words == list(self.command.arguments):
             return self, notes
         return replace(self, command=checked(engine, forms.words), forms=tuple(forms.problems)), notes
@@ -145,11 +150,21 @@ def read_launch(text: str) -> Launch:
     if launch is not None:
         named = launch.image or image_version(launch.command.engine, [held.image])
         apart = bool(held.variables) or (held.image != "" and held.image not in launch.before.split())
-        return replace(launch, image=named, variables=held.variables, apart=apart)
+        others = (*launch.others, *filter(None, (_model_of(line) for line in held.others)))
+        return replace(launch, image=named, variables=held.variables, apart=apart, others=others)
     raise UsageError(
         "--from-command has no engine in it; expected: vllm serve …, python -m vllm.entrypoints.openai.api_server …, "
         "python -m sglang.launch_server … or sglang serve …"
     )
+
+
+def _model_of(text: str) -> str:
+    """Return the model of the engine that a line of a shell starts; empty where none is, or it cannot be read."""
+    try:
+        launch = _read(text)
+    except (UsageError, ValueError):
+        return ""
+    return "" if launch is None else launch.command.model
 
 
 def _read(text: str) -> Launch | None:
@@ -163,10 +178,11 @@ def _read(text: str) -> Launch | None:
     telling = [place for place in commands if _tells(words[place[0] : place[1]])]
     doing = [place for place in commands if place not in telling]
     for way, places in ((_in_words, doing), (_in_quotes, doing), (_by_script, doing), (_in_words, telling)):
-        for place in places:
+        for at, place in enumerate(places):
             found = way(text, words, place)
             if found is not None:
-                return found
+                rest = (text[words[first].start : words[last - 1].end] for first, last in places[at + 1 :])
+                return replace(found, others=tuple(filter(None, map(_model_of, rest))))
     return None
 
 

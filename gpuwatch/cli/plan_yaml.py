@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,11 +21,15 @@ _LOOKS_SO = re.compile(r"\A\s*(?:-\s|\[)|^\s*(?:-\s+)?(?:command|args|entrypoint
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A command as a line of a shell, and what stands beside it: the image, and variables as ``NAME=VALUE``."""
+    """A command as a line of a shell, and what stands beside it: the image, and variables as ``NAME=VALUE``.
+
+    `others` are the lines of further containers of the text that name an engine.
+    """
 
     line: str
     image: str = ""
     variables: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 def from_yaml(text: str) -> Held:
@@ -41,7 +45,10 @@ def from_yaml(text: str) -> Held:
     if words := _words(found):
         return Held(_line(words))
     held = [one for one in map(_of_container, _containers(found, _DEEPEST)) if one.line]
-    return next((one for one in held if _ENGINE.search(one.line)), held[0] if held else Held(plain))
+    engines = [one for one in held if _ENGINE.search(one.line)]
+    if engines:
+        return replace(engines[0], others=tuple(one.line for one in engines[1:]))
+    return held[0] if held else Held(plain)
 
 
 def _containers(found: object, depth: int) -> Iterator[dict[object, object]]:

@@ -262,3 +262,36 @@ COMPLETE: dict[str, tuple[Version, frozenset[str]]] = {
     "sglang": ((0, 5, 23), frozenset(_SGLANG.split())),
 }
 """By engine: the version, and all its long flags without dashes."""
+
+SHORT: dict[str, frozenset[str]] = {
+    "vllm": frozenset(
+        [
+            "-h",
+            "-q",
+            "-n",
+            "-r",
+            "-tp",
+            "-pp",
+            "-dp",
+            "-dcp",
+            "-pcp",
+            "-dpn",
+            "-dpr",
+            "-dpl",
+            "-dpa",
+            "-dpp",
+            "-dpb",
+            "-dph",
+            "-dpe",
+            "-dpm",
+            "-ep",
+            "-sc",
+            "-dc",
+            "-cc",
+            "-ac",
+            "-asc",
+        ]
+    ),
+    "sglang": frozenset({"-h"}),
+}
+"""Short flags of any version; vLLM's ``-O`` takes its level without a space (``engine/arg_utils.py``)."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.engines.flag_forms import arity
+from gpuwatch.engines.flag_lists import SHORT
 from gpuwatch.engines.flag_names import in_full, is_listed, misnamed_flag
+from gpuwatch.engines.flag_secrets import shown_words
 from gpuwatch.engines.flag_versions import flag_problems
 from gpuwatch.engines.flags import FLAGS, flag_facts, parse_flags
 from gpuwatch.engines.sizes import count_of
@@ -43,6 +46,8 @@ _NUMBERS = {
 _COUNTS = frozenset(itertools.chain.from_iterable(_NUMBERS.values()))
 MOST_DRAFTED = 1024
 _DRAFTED = ("num-speculative-tokens", "spec-tokens", "speculative-num-draft-tokens")
+
+_SHORT = re.compile(r"-[A-Za-z]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +115,20 @@ class Command:
         if is_undated_type(self.engine, version, self.kv_dtype) and "kv-cache-dtype" not in faulty:
             notes.append(f"not checked: whether {self.engine} {version} takes --kv-cache-dtype {self.kv_dtype}")
         unknown = [name for name in names if name not in faulty and not is_listed(self.engine, name, version)]
+        words = shown_words(self.engine, self.arguments, self.model)
+        odd = list(dict.fromkeys(word[:60] for word in words if self._is_odd(word)))
+        if odd:
+            notes.append(f"{self.engine} has no such short flag, and it is not counted: {', '.join(odd[:5])}")
         if unknown:
             shown = ", ".join(f"--{name[:60]}" for name in unknown[:5]) + (", …" if len(unknown) > 5 else "")
             notes.append(f"not checked, as not all flags of {self.engine} {version} are listed here: {shown}")
         return notes
+
+    def _is_odd(self, word: str) -> bool:
+        """Return whether a word is a short flag that no version of the engine has."""
+        name = re.split(r"[=.]", word, maxsplit=1)[0]
+        optimising = self.engine == "vllm" and word.startswith("-O")
+        return _SHORT.match(word) is not None and not optimising and name not in SHORT[self.engine]
 
     def gib(self, *names: str) -> float:
         """Return the first of some flags that holds a number of GiB, else 0."""

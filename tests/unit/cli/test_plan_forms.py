@@ -271,3 +271,46 @@ def test_an_alias_of_a_later_version_takes_the_name_that_lasts(capsys):
     told = f"vllm serve {MODEL} --device-memory-utilization 0.8"
     _, plan = planned(capsys, told, "--engine-version", "0.30.0")
     assert plan["command"] == f"vllm serve {MODEL} --gpu-memory-utilization 0.8"
+
+
+TWO_SERVICES = """
+services:
+  small:
+    image: vllm/vllm-openai:v0.11.0
+    command: --model Qwen/Qwen3-8B
+  large:
+    image: vllm/vllm-openai:v0.11.0
+    command: --model Qwen/Qwen3-4B
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "others"),
+    [
+        ("vllm serve Qwen/Qwen3-8B &\nvllm serve Qwen/Qwen3-4B --port 8001 --swap-space 4 &", "Qwen/Qwen3-4B"),
+        ("vllm serve Qwen/Qwen3-8B && vllm serve Qwen/Qwen3-4B", "Qwen/Qwen3-4B"),
+        (TWO_SERVICES, "Qwen/Qwen3-4B"),
+        ("pip install vllm && vllm serve Qwen/Qwen3-8B", ""),
+        ("vllm serve Qwen/Qwen3-8B; docker logs vllm", ""),
+    ],
+)
+def test_engines_that_are_not_read_are_named(capsys, text, others):
+    assert main(["plan", "--json", "--from-command", text]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    named = [note for note in notes if note.startswith("only the first engine is read")]
+    assert [note.rpartition(": ")[2] for note in named] == [others] * bool(others)
+
+
+@pytest.mark.parametrize(
+    ("words", "odd"),
+    [
+        ("vllm serve Qwen/Qwen3-8B -tp2 -gmu 0.5", "-tp2, -gmu"),
+        ("python -m sglang.launch_server --model-path Qwen/Qwen3-8B -tp 2", "-tp"),
+        ("vllm serve Qwen/Qwen3-8B -tp 2 -O3 -cc.mode=3 -dp=1 -q fp8", ""),
+    ],
+)
+def test_short_flags_that_no_version_has_are_named(capsys, words, odd):
+    assert main(["plan", "--json", "--from-command", words]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    named = [note.rpartition(": ")[2] for note in notes if "no such short flag" in note]
+    assert named == [odd] * bool(odd)
