@@ -13,9 +13,10 @@ _RANGES = {
     "num_hidden_layers": (1, 10_000),
     "hidden_size": (1, 10**7),
     "vocab_size": (1, 10**9),
+    "head_dim": (1, 10**6),
     "max_position_embeddings": (1, 10**12),
 }
-"""Least and largest of the counts that every model has; of others 0 is allowed, too."""
+"""Least and largest of counts that no model has 0 of; of others 0 is allowed, too."""
 
 _SPELLINGS = {
     "hidden_size": ("n_embd", "n_embed", "d_model", "dim"),
@@ -79,9 +80,16 @@ class Fields:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Fields:
-        """Return the fields of a whole ``config.json``; the text model's part is found where there are several."""
+        """Return the fields of a whole ``config.json``; the text model's part is found where there are several.
+
+        Raises:
+            ModelConfigError: a part is no object.
+        """
         own = config
         while True:
+            for name in NESTED:
+                if not isinstance(own.get(name), (dict, type(None))):
+                    raise ModelConfigError(f"{name} is {str(own[name])[:40]!r}; an object is expected")
             inner = next((own[name] for name in NESTED if isinstance(own.get(name), dict)), None)
             if inner is None:
                 return cls(own, config)

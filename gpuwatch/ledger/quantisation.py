@@ -120,9 +120,11 @@ def _described(found: Mapping[str, Any]) -> Quantisation:
         group = max(0, int(_number(found, "group_size") or _number(found, "q_group_size") or 128))
         return Quantisation(method, bits, group, 16, bits, kept or ("lm_head", "embed"), step=group)
     if method in ("fp8", "fbgemm_fp8"):
-        block = _listed(found, "weight_block_size") or (0,)
-        if not all(isinstance(side, int) and 0 <= side <= LARGEST_GROUP for side in block):
-            raise ModelConfigError(f"{_PART}.weight_block_size is {str(block)[:40]!r}; whole numbers are expected")
+        stated_block = _listed(found, "weight_block_size")
+        if not all(isinstance(side, int) and 1 <= side <= LARGEST_GROUP for side in stated_block):
+            words = f"whole numbers from 1 to {LARGEST_GROUP:,} are expected"
+            raise ModelConfigError(f"{_PART}.weight_block_size is {str(list(stated_block))[:40]!r}; {words}")
+        block = stated_block or (0,)
         elements, step = block[0] * block[-1], math.lcm(block[0], block[-1])
         return Quantisation("fp8", 8, elements, 32 if elements else 16, kept=kept or ("lm_head", "embed"), step=step)
     if method in ("modelslim", "ascend"):

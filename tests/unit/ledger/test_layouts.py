@@ -284,6 +284,11 @@ def test_a_quantisation_stated_beside_the_config_is_that_of_the_model(tmp_path):
         ({"quantization_config": {"quant_method": "gptq", "bits": 0}}, "quantization_config.bits is 0; allowed: 1 to"),
         ({"quantization_config": {"quant_method": "awq", "w_bit": 64}}, "quantization_config.w_bit is 64; allowed"),
         ({"num_local_experts": 8, "num_experts_per_tok": 16}, "num_experts_per_tok is 16; allowed: at most the 8"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 0]}},
+            "quantization_config.weight_block_size is '[0, 0]'; whole numbers from 1 to",
+        ),
+        ({"text_config": 5}, "text_config is '5'; an object is expected"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; true or false is expected"),
     ],
 )
@@ -291,6 +296,11 @@ def test_a_field_that_cannot_be_meant_is_refused_by_its_name(more, said):
     with pytest.raises(ModelConfigError) as caught:
         read_model(config(4, 8, 128, **more))
     assert said in str(caught.value)
+
+
+def test_heads_of_no_elements_are_refused():
+    with pytest.raises(ModelConfigError, match="head_dim is 0; allowed: 1 to"):
+        read_model(config(4, 8, 0))
 
 
 @pytest.mark.parametrize(
